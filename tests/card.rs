@@ -169,7 +169,7 @@ fn copies_beside_what_is_computed_change_no_bit_however_early_or_late_they_are()
                 ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
             assert!(peak <= predicted, "{run}: {peak} of {predicted} bytes");
             let bill = scene.events(&run, "plan")[0]["bill"]["rows"].clone();
-            let off = bill.as_array().expect("rows").iter().find(|row| row["name"] == "off the card");
+            let off = bill.as_array().expect("rows").iter().find(|row| row["name"] == "off the GPU");
             let off = off.expect("a row")["bytes"].as_u64().expect("bytes");
             let [pinned, locked, left] = ["most_pinned_bytes", "most_locked_bytes", "locked_bytes"]
                 .map(|key| report[key].as_u64().expect("bytes"));

@@ -21,7 +21,7 @@ pub enum Error {
         /// How many were expected.
         expected: usize,
     },
-    /// Values could not be read or written where they lie.
+    /// Values could not be read or written where they are.
     #[error("values that processes send each other: {0}")]
     Values(String),
 }

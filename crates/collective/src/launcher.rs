@@ -49,7 +49,7 @@ pub fn threads(available: usize, on_host: usize, processes: usize) -> usize {
 mod tests {
     use super::*;
 
-    fn of(variables: &[(&str, &str)]) -> Option<Launched> {
+    fn from_variables(variables: &[(&str, &str)]) -> Option<Launched> {
         launched(|name| variables.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).to_string()))
     }
 
@@ -64,19 +64,22 @@ mod tests {
             ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
             ("PMI_SIZE", "9"),
         ];
-        assert_eq!(of(&open_mpi), launched("mpirun", 4, Some(2), Some(1)));
-        assert_eq!(of(&[("WORLD_SIZE", "8"), ("LOCAL_WORLD_SIZE", "8")]), launched("torchrun", 8, Some(8), None));
+        assert_eq!(from_variables(&open_mpi), launched("mpirun", 4, Some(2), Some(1)));
+        assert_eq!(
+            from_variables(&[("WORLD_SIZE", "8"), ("LOCAL_WORLD_SIZE", "8")]),
+            launched("torchrun", 8, Some(8), None)
+        );
         let slurm = [("SLURM_STEP_NUM_TASKS", "11"), ("SLURM_STEP_TASKS_PER_NODE", "4(x2),3"), ("SLURM_LOCALID", "0")];
-        assert_eq!(of(&slurm), launched("srun", 11, Some(4), Some(0)));
-        assert_eq!(of(&[("PMI_SIZE", "3")]), launched("mpiexec", 3, None, None));
+        assert_eq!(from_variables(&slurm), launched("srun", 11, Some(4), Some(0)));
+        assert_eq!(from_variables(&[("PMI_SIZE", "3")]), launched("mpiexec", 3, None, None));
     }
 
     #[test]
     fn one_process_and_a_batch_script_are_not_launched() {
-        assert_eq!(of(&[]), None);
-        assert_eq!(of(&[("OMPI_COMM_WORLD_SIZE", "1")]), None);
-        assert_eq!(of(&[("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0")]), None);
-        assert_eq!(of(&[("WORLD_SIZE", "many")]), None);
+        assert_eq!(from_variables(&[]), None);
+        assert_eq!(from_variables(&[("OMPI_COMM_WORLD_SIZE", "1")]), None);
+        assert_eq!(from_variables(&[("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0")]), None);
+        assert_eq!(from_variables(&[("WORLD_SIZE", "many")]), None);
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub struct Extent {
 
 impl Extent {
     /// One shard.
-    pub fn of(shard: usize) -> Self {
+    pub fn single(shard: usize) -> Self {
         Self { first: shard, count: 1 }
     }
 
@@ -37,7 +37,7 @@ pub struct Shards {
 
 impl Shards {
     /// The shards of process `rank`.
-    pub fn of(&self, rank: usize) -> Range<usize> {
+    pub fn owned_by(&self, rank: usize) -> Range<usize> {
         rank * self.count / self.processes..(rank + 1) * self.count / self.processes
     }
 
@@ -54,8 +54,8 @@ impl Shards {
     /// The sums that remain for process `rank`: the nodes of the tree over its shards alone.
     pub fn extents(&self, rank: usize) -> Vec<Extent> {
         let mut extents = Vec::new();
-        for shard in self.of(rank) {
-            push(&mut extents, Extent::of(shard));
+        for shard in self.owned_by(rank) {
+            push(&mut extents, Extent::single(shard));
         }
         extents
     }
@@ -63,9 +63,9 @@ impl Shards {
     /// The most sums that process `rank` has at a time, including that of the shard that is being computed.
     pub fn max_sums(&self, rank: usize) -> usize {
         let (mut extents, mut most) = (Vec::new(), 0);
-        for shard in self.of(rank) {
+        for shard in self.owned_by(rank) {
             most = most.max(extents.len() + 1);
-            push(&mut extents, Extent::of(shard));
+            push(&mut extents, Extent::single(shard));
         }
         most
     }
@@ -90,7 +90,7 @@ mod tests {
     fn shards_are_dealt_out_in_order_and_none_is_left() {
         for (count, processes) in [(1, 1), (4, 1), (4, 2), (4, 4), (6, 2), (6, 3), (7, 3)] {
             let shards = Shards { count, processes };
-            let dealt: Vec<usize> = (0..processes).flat_map(|rank| shards.of(rank)).collect();
+            let dealt: Vec<usize> = (0..processes).flat_map(|rank| shards.owned_by(rank)).collect();
             assert_eq!(dealt, (0..count).collect::<Vec<_>>());
             let positions: Vec<usize> = (0..count).flat_map(|shard| shards.positions(shard, 13)).collect();
             assert_eq!(positions, (0..13).collect::<Vec<_>>());
@@ -100,8 +100,8 @@ mod tests {
     #[test]
     fn a_process_is_left_with_nodes_of_the_tree_over_all_shards() {
         let shards = Shards { count: 6, processes: 2 };
-        assert_eq!(shards.extents(0), [Extent { first: 0, count: 2 }, Extent::of(2)]);
-        assert_eq!(shards.extents(1), [Extent::of(3), Extent { first: 4, count: 2 }]);
+        assert_eq!(shards.extents(0), [Extent { first: 0, count: 2 }, Extent::single(2)]);
+        assert_eq!(shards.extents(1), [Extent::single(3), Extent { first: 4, count: 2 }]);
         assert_eq!(Shards { count: 8, processes: 1 }.extents(0), [Extent { first: 0, count: 8 }]);
         assert_eq!(Shards { count: 8, processes: 1 }.max_sums(0), 4);
         assert_eq!(Shards { count: 8, processes: 8 }.max_sums(3), 1);

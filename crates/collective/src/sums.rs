@@ -60,7 +60,7 @@ pub enum To {
     One(usize),
 }
 
-/// Bytes in memory during a sum: the bytes to send, the received bytes, and the sums. `is_elsewhere`: values do not lie in memory, so
+/// Bytes in memory during a sum: the bytes to send, the received bytes, and the sums. `is_elsewhere`: values are not in memory, so
 /// those of a piece are copied there.
 pub fn buffers(shards: Shards, is_elsewhere: bool) -> u64 {
     let most = (0..shards.processes).map(|rank| shards.extents(rank).len()).max().unwrap_or(1);
@@ -189,8 +189,8 @@ mod tests {
                 (0..elements).flat_map(|i| ((shard * 31 + i * 7) as f32).sin().exp().to_le_bytes()).collect()
             };
             let mut parts: Vec<(Extent, Vec<u8>)> = Vec::new();
-            for shard in shards.of(group.rank()) {
-                parts.push((Extent::of(shard), gradient(shard)));
+            for shard in shards.owned_by(group.rank()) {
+                parts.push((Extent::single(shard), gradient(shard)));
                 while let [.., (left, _), (right, _)] = &parts[..]
                     && let Some(both) = left.with(*right)
                 {

@@ -1,4 +1,4 @@
-//! Values that processes send each other, wherever they lie: in memory, or on a card.
+//! Values that processes send each other, wherever they are: in memory, or on a card.
 
 use std::ops::Range;
 

@@ -108,7 +108,7 @@ impl Wire {
         bytes.chunks_mut(PIECE_BYTES).try_for_each(|piece| self.engine.broadcast(root, piece))
     }
 
-    /// [`Wire::broadcast`] for values that may lie outside of memory.
+    /// [`Wire::broadcast`] for values that may be outside of memory.
     ///
     /// # Errors
     /// As [`Engine::broadcast`] and [`Values`].

@@ -10,7 +10,7 @@ use crate::error::{BadRow, BadValue};
 use crate::objective::{Objective, Prepared, Refused, SampleLimits};
 use crate::order::Order;
 use crate::random::Key;
-use crate::row_text::Place;
+use crate::row_text::TextLocation;
 use crate::side::Side;
 use crate::tokenizer::{Prefixed, TextFault};
 use crate::{Error, LoaderOptions, Tokenizer};
@@ -149,7 +149,7 @@ impl BatchMaker {
         batch.rows.reserve_exact(length);
         batch.sources.reserve_exact(length);
         batch.targets.reserve_exact(length);
-        let key = Key::new(self.options.order.seed).of(SAMPLES).of(epoch);
+        let key = Key::new(self.options.order.seed).derive(SAMPLES).derive(epoch);
         let order = self.order.epoch(epoch);
         for positions in shards {
             let (rows, before) = (order.rows_at(positions), batch.len());
@@ -164,7 +164,8 @@ impl BatchMaker {
     /// Adds rows to a batch, reading at most [`MAX_READ_BYTES`] at a time; false if `stop` returned true.
     fn add_rows(&self, batch: &mut Batch, rows: &[u64], key: Key, stop: &dyn Fn() -> bool) -> Result<bool, Error> {
         let whole = self.columns.iter().map(|&column| self.read_bytes[column]).min().unwrap_or(0);
-        let part = |row, column: usize, bytes| self.objective.read_part(bytes, self.read_bytes[column], key.of(row));
+        let part =
+            |row, column: usize, bytes| self.objective.read_part(bytes, self.read_bytes[column], key.derive(row));
         let most = if rows.len() == 1 { u64::MAX } else { MAX_READ_BYTES };
         let values = match self.dataset.read_parts_within(rows, most, whole, &part) {
             Err(error) if error.is_read_too_large() && rows.len() > 1 => {
@@ -211,9 +212,9 @@ impl BatchMaker {
             let (Some(held), Some(bytes)) = (values.bytes(column, index), values.value_bytes(column, index)) else {
                 return Err(refused(BadValue::Null));
             };
-            let place = Place { dataset: &self.dataset, row, column };
-            let mut text = self.objective.text(place, bytes, held, key.of(row), stop);
-            if text.is_blank().map_err(|fault| NoSample::of(fault, number))? {
+            let place = TextLocation { dataset: &self.dataset, row, column };
+            let mut text = self.objective.text(place, bytes, held, key.derive(row), stop);
+            if text.is_blank().map_err(|fault| NoSample::new(fault, number))? {
                 return Err(refused(BadValue::Empty));
             }
             texts.push(text);
@@ -230,7 +231,7 @@ impl BatchMaker {
                 (false, true) => self.tokenizer.encode_source(text, most),
                 (false, false) => self.tokenizer.encode_source(&mut Prefixed::new(prefix, text), most),
             };
-            let of_text = of_text.map_err(|fault| NoSample::of(fault, number))?;
+            let of_text = of_text.map_err(|fault| NoSample::new(fault, number))?;
             if of_text.is_empty() {
                 // For example, white space that the tokenizer strips.
                 return Err(NoSample::Refused(Refused { column: number, value: BadValue::Empty }));
@@ -240,14 +241,14 @@ impl BatchMaker {
         let last = texts.len() - 1;
         let wanted = [(self.options.keep_prompts && last > 0, 0), (self.options.keep_texts, last)];
         let kept = |number: usize| {
-            let text = texts[number].beginning().map_err(|fault| NoSample::of(fault, number))?;
+            let text = texts[number].beginning().map_err(|fault| NoSample::new(fault, number))?;
             Ok(text[..text.floor_char_boundary(KEPT_TEXT_BYTES)].to_owned())
         };
         let [prompt, text] = wanted.map(|(is_wanted, number)| is_wanted.then(|| kept(number)).transpose());
         let (prompt, text) = (prompt?, text?);
         batch.prompts.extend(prompt);
         batch.texts.extend(text);
-        let sample = self.objective.sample(ids, key.of(row));
+        let sample = self.objective.sample(ids, key.derive(row));
         batch.rows.push(row);
         batch.cut_sources += u64::from(sample.source_was_cut || is_cut_left);
         batch.cut_targets += u64::from(sample.target_was_cut);
@@ -350,7 +351,7 @@ enum NoSample {
 }
 
 impl NoSample {
-    fn of(fault: TextFault, column: usize) -> Self {
+    fn new(fault: TextFault, column: usize) -> Self {
         match fault {
             TextFault::NotUtf8 => Self::Refused(Refused { column, value: BadValue::NotUtf8 }),
             TextFault::Stopped => Self::Stopped,

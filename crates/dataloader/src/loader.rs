@@ -104,7 +104,7 @@ impl BatchShare {
             let positions = self.shards.positions(shard, length);
             place(positions.start)..place(positions.end)
         };
-        self.shards.of(self.rank).map(of_shard).collect()
+        self.shards.owned_by(self.rank).map(of_shard).collect()
     }
 
     /// The most samples that this process has of a batch of `batch_size`.

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::error::BadValue;
 use crate::random::Key;
-use crate::row_text::{Place, RowText};
+use crate::row_text::{RowText, TextLocation};
 use crate::{Error, LoaderOptions, Tokenizer};
 
 /// The source of a sample.
@@ -119,7 +119,7 @@ impl Prepared {
     /// The text of a value of `bytes` bytes. `held` are the bytes of the range [`read_part`](Self::read_part).
     pub fn text<'a>(
         &self,
-        place: Place<'a>,
+        place: TextLocation<'a>,
         bytes: u64,
         held: &'a [u8],
         key: Key,

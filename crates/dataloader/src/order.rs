@@ -71,12 +71,12 @@ impl Order {
             return EpochOrder { rows: self.rows, shuffled: None };
         }
         let OrderOptions { block_rows, window_blocks, .. } = self.options;
-        let key = Key::new(self.options.seed).of(epoch);
+        let key = Key::new(self.options.seed).derive(epoch);
         let block_count = self.rows.div_ceil(block_rows);
-        let blocks = Permutation::new(block_count, key.of(BLOCKS));
+        let blocks = Permutation::new(block_count, key.derive(BLOCKS));
         let short_slot = blocks.index_of(block_count - 1);
         let missing_rows = block_count * block_rows - self.rows;
-        let shuffled = Shuffled { block_rows, window_blocks, blocks, short_slot, missing_rows, key: key.of(ROWS) };
+        let shuffled = Shuffled { block_rows, window_blocks, blocks, short_slot, missing_rows, key: key.derive(ROWS) };
         EpochOrder { rows: self.rows, shuffled: Some(shuffled) }
     }
 }
@@ -157,7 +157,7 @@ impl Shuffled {
         };
         let first_position = start_of(number);
         let rows = start_of(number + 1).min(rows) - first_position;
-        let permutation = Permutation::new(rows, self.key.of(number));
+        let permutation = Permutation::new(rows, self.key.derive(number));
         Window { first_position, rows, first_slot: number * self.window_blocks, permutation }
     }
 

@@ -14,7 +14,7 @@ impl Key {
     }
 
     /// The key for one thing under this key: an epoch of the run, a row of the epoch, a purpose of the row.
-    pub fn of(self, word: u64) -> Self {
+    pub fn derive(self, word: u64) -> Self {
         Self(mix(self.0 ^ mix(word.wrapping_add(GOLDEN))))
     }
 
@@ -66,7 +66,7 @@ mod tests {
     fn numbers_below_a_bound_are_uniform() {
         for bound in [1, 2, 3, 10, 17] {
             let mut counts = vec![0_u32; bound];
-            let mut stream = Key::new(7).of(bound as u64).stream();
+            let mut stream = Key::new(7).derive(bound as u64).stream();
             let draws = 20_000 * bound;
             (0..draws).for_each(|_| counts[stream.below(bound as u64) as usize] += 1);
             assert!(counts.iter().all(|&count| count.abs_diff(20_000) < 1000), "{counts:?}");
@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn keys_of_different_things_differ() {
         let mut keys: Vec<u64> =
-            (0..100).flat_map(|seed| (0..100).map(move |word| Key::new(seed).of(word).0)).collect();
+            (0..100).flat_map(|seed| (0..100).map(move |word| Key::new(seed).derive(word).0)).collect();
         keys.sort_unstable();
         keys.dedup();
         assert_eq!(keys.len(), 10_000);

@@ -18,7 +18,7 @@ const PROBE_BYTES: usize = 16 << 10;
 
 /// The place of a row's text.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct TextLocation<'a> {
     pub dataset: &'a Dataset,
     pub row: u64,
     /// The column's index in the dataset.
@@ -27,7 +27,7 @@ pub(crate) struct Place<'a> {
 
 /// A text, and the means to read more of it.
 pub(crate) struct RowText<'a> {
-    place: Place<'a>,
+    place: TextLocation<'a>,
     /// Bytes of the whole text.
     bytes: usize,
     /// The beginning of the text.
@@ -39,7 +39,7 @@ pub(crate) struct RowText<'a> {
 }
 
 impl<'a> RowText<'a> {
-    pub fn new(place: Place<'a>, bytes: usize, held: &'a [u8], stop: &'a dyn Fn() -> bool) -> Self {
+    pub fn new(place: TextLocation<'a>, bytes: usize, held: &'a [u8], stop: &'a dyn Fn() -> bool) -> Self {
         Self { place, bytes, held, later: None, stop }
     }
 
@@ -69,7 +69,7 @@ impl<'a> RowText<'a> {
         }
         // It makes room for the next.
         self.later = None;
-        let Place { dataset, row, column } = self.place;
+        let TextLocation { dataset, row, column } = self.place;
         let wanted = range.start as u64..range.end as u64;
         let part = |_, of_column, _| if of_column == column { wanted.clone() } else { 0..0 };
         let rows = dataset.read_parts(&[row], 0, &part).map_err(Error::from)?;

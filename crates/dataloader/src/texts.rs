@@ -126,16 +126,16 @@ fn look_at(path: &Path, columns: &[String], options: &ReadOptions) -> Result<Inp
     let columns = match columns.is_empty() {
         false => columns.to_vec(),
         true => {
-            let kind = Kind::of(path, options)?;
+            let kind = Kind::detect(path, options)?;
             // Ids stored beside messages are not text to learn from.
-            if let Ok(pairing @ Pairing::Chat { .. }) = Pairing::of(&kind.columns, &Chosen::default()) {
+            if let Ok(pairing @ Pairing::Chat { .. }) = Pairing::choose(&kind.columns, &Chosen::default()) {
                 return Ok(Input::Rows(path.to_owned(), kind, pairing));
             }
             parquet_dataset::string_columns(path)?
         }
     };
     if !columns.is_empty() && !row_files::is_in_place(path, &columns) {
-        let kind = Kind::of(path, options)?;
+        let kind = Kind::detect(path, options)?;
         let is_there = columns.iter().all(|column| kind.columns.contains(column));
         if is_there {
             return Ok(Input::Rows(path.to_owned(), kind, Pairing::Each { columns }));
@@ -152,12 +152,12 @@ fn rows_of(path: &Path, columns: &[String], options: &ReadOptions) -> Result<Opt
     if !is_named {
         return Ok(None);
     }
-    let kind = Kind::of(path, options)?;
+    let kind = Kind::detect(path, options)?;
     if kind.form == Form::Parquet {
         return Ok(None);
     }
     let pairing = match columns {
-        [] => Pairing::of(&kind.columns, &Chosen::default())
+        [] => Pairing::choose(&kind.columns, &Chosen::default())
             .unwrap_or_else(|_| Pairing::Each { columns: kind.columns.clone() }),
         columns => Pairing::Each { columns: columns.to_vec() },
     };

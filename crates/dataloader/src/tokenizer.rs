@@ -166,7 +166,7 @@ impl Tokenizer {
         if let Some(normalizer) = normal_form::with_composition(inner.get_normalizer()) {
             inner.with_normalizer(Some(normalizer)).map_err(|error| unusable(path, error))?;
         }
-        let traits = Traits::of(&inner.get_model().0, head.unigram_unknown()).with(inner.get_normalizer());
+        let traits = Traits::new(&inner.get_model().0, head.unigram_unknown()).with(inner.get_normalizer());
         let added = inner.get_added_vocabulary().get_vocab();
         let longest_added = added.keys().map(String::len).max().unwrap_or(0);
         let longest_token = head.pieces().longest_bytes.max(longest_added);

@@ -57,7 +57,7 @@ impl AtomicFile {
     /// I/O errors.
     pub fn create(path: &Path) -> Result<Self> {
         let failed = |e| Error::io("create a file in", &crate::directory::parent_of(path), e);
-        let (directory, name) = Directory::of(path).map_err(failed)?;
+        let (directory, name) = Directory::open_parent(path).map_err(failed)?;
         Self::create_in(directory, name)
     }
 

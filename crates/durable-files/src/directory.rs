@@ -56,7 +56,7 @@ impl Directory {
     ///
     /// # Errors
     /// As [`Directory::open`]; [`io::ErrorKind::InvalidInput`] for a path that ends with no name, such as `..`.
-    pub fn of(path: &Path) -> io::Result<(Self, OsString)> {
+    pub fn open_parent(path: &Path) -> io::Result<(Self, OsString)> {
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
         Ok((Self::open(&parent_of(path))?, name))
     }
@@ -67,7 +67,7 @@ impl Directory {
     /// [`Error::NotOurs`] if the directory belongs to another user, or another user may write to it; I/O errors.
     pub fn private(path: &Path) -> Result<Self> {
         let failed = |error| Error::io("open", path, error);
-        let (parent, name) = Self::of(path).map_err(failed)?;
+        let (parent, name) = Self::open_parent(path).map_err(failed)?;
         match system::make_directory_at(&parent.file, &name, PRIVATE_MODE) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
             _ => {}
@@ -310,7 +310,7 @@ impl Identity {
     /// # Errors
     /// The entry cannot be examined, or does not exist.
     pub fn at(path: &Path) -> io::Result<Self> {
-        let (directory, name) = Directory::of(path)?;
+        let (directory, name) = Directory::open_parent(path)?;
         Ok(directory.entry(&name)?.ok_or(io::ErrorKind::NotFound)?.identity)
     }
 }
@@ -330,8 +330,8 @@ fn unexpected(got: &str) -> io::Error {
 /// Opens a regular file to append to it, or makes one, as [`Directory::append`].
 ///
 /// # Errors
-/// As [`Directory::of`] and [`Directory::append`].
+/// As [`Directory::open_parent`] and [`Directory::append`].
 pub fn append(path: &Path) -> io::Result<File> {
-    let (directory, name) = Directory::of(path)?;
+    let (directory, name) = Directory::open_parent(path)?;
     directory.append(&name)
 }

@@ -29,7 +29,7 @@ impl NewDirectory {
     /// I/O errors.
     pub fn create(target: &Path) -> Result<Self> {
         let failed = |e| Error::io("create a directory in", &parent_of(target), e);
-        let (parent, target_name) = Directory::of(target).map_err(failed)?;
+        let (parent, target_name) = Directory::open_parent(target).map_err(failed)?;
         let (name, directory) = temporary::create_directory(&parent, Some(&target_name)).map_err(failed)?;
         Ok(Self { parent, name, directory, target: target_name, target_path: target.to_owned() })
     }
@@ -113,7 +113,7 @@ impl NewDirectory {
 /// # Errors
 /// I/O errors.
 pub fn retire_directory(path: &Path, own: &OwnFiles) -> Result<()> {
-    let (parent, name) = Directory::of(path).map_err(|e| Error::io("open", path, e))?;
+    let (parent, name) = Directory::open_parent(path).map_err(|e| Error::io("open", path, e))?;
     let old = rename_to_temporary(&parent, &name, PART).map_err(|e| moved(path, e))?;
     let removed = parent.directory(&old).and_then(|directory| remove_own_directory(&parent, &old, &directory, own));
     removed.map_err(|e| Error::io("remove", path, e))
@@ -186,7 +186,7 @@ mod tests {
         let new = NewDirectory::create(&target).unwrap();
         fs::create_dir(&target).unwrap();
         fs::write(target.join("config.json"), "old").unwrap();
-        let (parent, name) = Directory::of(&target).unwrap();
+        let (parent, name) = Directory::open_parent(&target).unwrap();
         rename_to_temporary(&parent, &name, OLD).unwrap();
         fs::write(new.path().join("config.json"), "new").unwrap();
         drop(new);

@@ -183,7 +183,7 @@ struct CreatedPaths(Vec<PathBuf>);
 impl Drop for CreatedPaths {
     fn drop(&mut self) {
         for path in self.0.iter().rev() {
-            let Ok((parent, name)) = Directory::of(path) else { continue };
+            let Ok((parent, name)) = Directory::open_parent(path) else { continue };
             let _ = match parent.entry(&name) {
                 Ok(Some(made)) if made.kind == Kind::Directory => parent.remove_directory(&name),
                 _ => parent.remove_file(&name),

@@ -37,7 +37,7 @@ impl<'c> Mutator<'c> {
         if let Some(make) = self.bombs.get(number as usize - self.corpus.len()) {
             return make();
         }
-        let stream = &mut self.key.of(number).stream();
+        let stream = &mut self.key.derive(number).stream();
         let (base, other) = (one(stream, self.corpus), one(stream, self.corpus));
         // Sometimes mutate as if the shape were unknown.
         let shape = if below(stream, 8) == 0 { Shape::Bytes } else { self.shape };

@@ -499,12 +499,12 @@ fn row_files(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     let mut outcome = Ok(());
     for name in ["rows", "rows.csv", "rows.json"] {
         let path = scratch.write(name, bytes);
-        let read = Kind::of(&path, &options).and_then(|kind| {
+        let read = Kind::detect(&path, &options).and_then(|kind| {
             let wanted: Vec<Column> = kind.columns.iter().take(64).map(Column::text).collect();
             let (mut rows, mut row) = (Rows::open(&path, &kind, &wanted, true)?, Row::default());
             while rows.next(&mut row)?.is_some() {}
             rows.finish()?;
-            Conversion::of(&[path], &Chosen::default(), &options)?.run(&settings, &mut |_, _, _| Ok(()))
+            Conversion::new(&[path], &Chosen::default(), &options)?.run(&settings, &mut |_, _, _| Ok(()))
         });
         outcome = outcome.and(read.map(|_| ()).map_err(refused));
     }

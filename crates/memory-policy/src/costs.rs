@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Name, Place};
+use crate::{Bytes, MemorySpace, Name};
 
 /// One line of the bill: a holder of memory, its bytes, and the reason for their number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,19 +19,19 @@ pub struct CostRow {
     /// The source of the number, for people: `188 M x f32`. May be empty.
     pub note: String,
     /// The memory that the bytes are in.
-    #[serde(default, skip_serializing_if = "Place::is_host")]
-    pub place: Place,
+    #[serde(default, skip_serializing_if = "MemorySpace::is_host")]
+    pub place: MemorySpace,
 }
 
 impl CostRow {
     /// A row of `bytes` bytes.
     pub fn new(name: Name, bytes: u64, note: impl Into<String>) -> Self {
-        Self { name, bytes: Bytes(bytes), note: note.into(), place: Place::Host }
+        Self { name, bytes: Bytes(bytes), note: note.into(), place: MemorySpace::Host }
     }
 
     /// The same row in the memory at `place`.
     #[must_use]
-    pub fn at(self, place: Place) -> Self {
+    pub fn at(self, place: MemorySpace) -> Self {
         Self { place, ..self }
     }
 }
@@ -132,7 +132,7 @@ impl<S> Choice<S> {
     }
 
     /// The phase that holds most at `place`; the first of equal ones.
-    pub(crate) fn largest_phase_at(&self, place: Place) -> (&Name, &[CostRow]) {
+    pub(crate) fn largest_phase_at(&self, place: MemorySpace) -> (&Name, &[CostRow]) {
         let first = (&STEP, self.rows.as_slice());
         self.phases()
             .fold(first, |most, phase| if sum_at(place, phase.1) > sum_at(place, most.1) { phase } else { most })
@@ -183,7 +183,7 @@ pub fn undominated<S: Setting>(
     let mut left: Vec<(Choice<S>, [Bytes; 4])> = Vec::new();
     for choice in choices {
         let Held { loading, fed, feeding } = choice.held();
-        let held = [loading, fed, sum_at(Place::Device, choice.largest_phase_at(Place::Device).1), feeding];
+        let held = [loading, fed, sum_at(MemorySpace::Device, choice.largest_phase_at(MemorySpace::Device).1), feeding];
         let dominates = |(a, a_holds): (&Choice<S>, [Bytes; 4]), (b, b_holds): (&Choice<S>, [Bytes; 4])| {
             a_holds.iter().zip(b_holds).all(|(a_holds, b_holds)| *a_holds <= b_holds)
                 && a.relative_time <= b.relative_time
@@ -194,25 +194,25 @@ pub fn undominated<S: Setting>(
             left.push((choice, held));
         }
     }
-    // Clones have vectors without spare capacity, and lie together in the memory that omitted choices have freed.
+    // Clones have vectors without spare capacity, and are together in the memory that omitted choices have freed.
     left.into_iter().map(|(choice, _)| choice.clone()).collect()
 }
 
 /// The most that a step and its loader hold together at `place`, beside the fixed rows.
-pub(crate) fn peak_at<S, L>(place: Place, step: &Choice<S>, loader: &Choice<L>) -> Bytes {
+pub(crate) fn peak_at<S, L>(place: MemorySpace, step: &Choice<S>, loader: &Choice<L>) -> Bytes {
     let of_loader = sum_at(place, &loader.rows);
     match place {
-        Place::Host => step.held().with_loader(of_loader, loader.held()),
-        Place::Device => of_loader + sum_at(place, step.largest_phase_at(place).1),
+        MemorySpace::Host => step.held().with_loader(of_loader, loader.held()),
+        MemorySpace::Device => of_loader + sum_at(place, step.largest_phase_at(place).1),
     }
 }
 
-/// The sum of some rows that lie in the process's own memory.
+/// The sum of some rows that are in the process's own memory.
 pub(crate) fn sum(rows: &[CostRow]) -> Bytes {
-    sum_at(Place::Host, rows)
+    sum_at(MemorySpace::Host, rows)
 }
 
-/// The sum of some rows that lie at `place`.
-pub(crate) fn sum_at(place: Place, rows: &[CostRow]) -> Bytes {
+/// The sum of some rows that are at `place`.
+pub(crate) fn sum_at(place: MemorySpace, rows: &[CostRow]) -> Bytes {
     rows.iter().filter(|row| row.place == place).map(|row| row.bytes).sum()
 }

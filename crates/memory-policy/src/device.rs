@@ -1,6 +1,6 @@
 //! Device memory: a second budget. The function that plans the process's own memory plans it, too.
 //!
-//! A card has its own memory, its own budget and its own rows. A plan must fit both budgets. If a run's tensors lie on the host, no row is
+//! A card has its own memory, its own budget and its own rows. A plan must fit both budgets. If a run's tensors are on the host, no row is
 //! the device's, and the device's budget limits nothing.
 
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use crate::{Bytes, CostRow, MemorySnapshot};
 /// The memory that bytes are in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Place {
+pub enum MemorySpace {
     /// In the process's own memory.
     #[default]
     Host,
@@ -20,7 +20,7 @@ pub enum Place {
     Device,
 }
 
-impl Place {
+impl MemorySpace {
     pub(crate) fn is_host(&self) -> bool {
         *self == Self::Host
     }
@@ -160,7 +160,8 @@ impl DeviceBill {
     /// The device's part of the bill as text.
     pub(crate) fn text(&self, is_full: bool) -> String {
         let unit = Unit::for_largest(self.predicted_peak);
-        let budget = self.budget.map_or("an unknown budget".to_string(), |budget| Unit::for_largest(budget).show(budget));
+        let budget =
+            self.budget.map_or("an unknown budget".to_string(), |budget| Unit::for_largest(budget).show(budget));
         let peak = unit.show(self.predicted_peak);
         layout::labelled("Device memory", &format!("predicted peak {peak} of {budget} ({})", self.source))
             + &layout::rows(&self.rows, unit, is_full)

@@ -19,7 +19,7 @@ pub struct Explained {
 pub struct Other {
     /// The value.
     pub value: String,
-    /// The predicted peak with this value: of the device if tensors lie there, else of the process.
+    /// The predicted peak with this value: of the device if tensors are there, else of the process.
     pub predicted_peak: Bytes,
     /// Time of a step relative to the plan's.
     pub relative_time: f64,

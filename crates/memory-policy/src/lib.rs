@@ -83,7 +83,7 @@ pub use bytes::{Bytes, ParseBytesError};
 pub use cards::{Card, Cards, cards};
 pub use costs::{Choice, CostRow, Costs, FEEDING, LOADING, Phase, READING, Setting, TRAINING, undominated};
 pub use count::{counted, plural};
-pub use device::{Budgets, DeviceBill, DeviceMemory, Place};
+pub use device::{Budgets, DeviceBill, DeviceMemory, MemorySpace};
 pub use explain::{Explained, Other, explain};
 pub use layout::labelled;
 pub use name::Name;

@@ -3,7 +3,7 @@
 //! [`plan`] is a pure function, and the only place that compares memory with time. It looks at every pair of a step choice and a loader
 //! choice whose predicted peak and headroom fit. It takes the pair with the smallest product of relative times, then the pair that holds
 //! least, then the faster one, then the pair offered first. All pairs within [`NO_SLOWER_PERCENT`] of the fastest offered pair count as
-//! equally fast, so a plan takes no memory that gains no time. Without an explicit budget, the limit is [`GUEST_PERCENT`]. Pairs are
+//! equally fast, so a plan takes no memory that gains no time. Without an explicit budget, the limit is [`SLOWER_WITHOUT_BUDGET_PERCENT`]. Pairs are
 //! compared with the fastest offered pair, not with the fastest that fits. For this reason a bigger budget never gives a slower plan.
 
 use std::fmt;
@@ -14,15 +14,16 @@ use crate::budget::{Budget, HEADROOM_PERCENT, MIN_HEADROOM, RESTART_MARGIN, head
 use crate::costs::{FEEDING, LOADING, READING, TRAINING, sum, sum_at};
 use crate::device::DeviceLimit;
 use crate::{
-    Bill, Budgets, Bytes, Choice, CostRow, Costs, DeviceBill, MemorySnapshot, Name, Phase, Place, Setting, Traffic,
+    Bill, Budgets, Bytes, Choice, CostRow, Costs, DeviceBill, MemorySnapshot, MemorySpace, Name, Phase, Setting,
+    Traffic,
 };
 
 /// A pair that takes at most this much longer than the fastest offer counts as equally fast: less than the noise of a step.
 const NO_SLOWER_PERCENT: f64 = 1.5;
 
-/// The same limit without an explicit budget. The process is then a guest: it leaves memory to other programs if that memory would make its
+/// The same limit without an explicit budget. The process then leaves memory to other programs if that memory would make its
 /// step only this much faster. For a T5 step it is often a third of the memory.
-const GUEST_PERCENT: f64 = 10.0;
+const SLOWER_WITHOUT_BUDGET_PERCENT: f64 = 10.0;
 
 /// The source of the limit that a plan had to fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,21 +86,21 @@ impl<S, L> Plan<S, L> {
         self.predicted_peak + self.headroom
     }
 
-    /// The smallest budget of the device that this plan fits; zero if no tensor lies there.
+    /// The smallest budget of the device that this plan fits; zero if no tensor is there.
     pub fn required_on_device(&self) -> Bytes {
         self.bill.device.as_ref().map_or(Bytes::ZERO, |device| device.predicted_peak + device.headroom)
     }
 
-    /// The predicted peak of the memory that tensors lie in: the device's, or the process's.
+    /// The predicted peak of the memory that tensors are in: the device's, or the process's.
     pub fn peak_of_tensors(&self) -> Bytes {
         match self.place_of_tensors() {
-            Place::Device => self.predicted_device_peak,
-            Place::Host => self.predicted_peak,
+            MemorySpace::Device => self.predicted_device_peak,
+            MemorySpace::Host => self.predicted_peak,
         }
     }
 
-    pub(crate) fn place_of_tensors(&self) -> Place {
-        if self.predicted_device_peak > Bytes::ZERO { Place::Device } else { Place::Host }
+    pub(crate) fn place_of_tensors(&self) -> MemorySpace {
+        if self.predicted_device_peak > Bytes::ZERO { MemorySpace::Device } else { MemorySpace::Host }
     }
 }
 
@@ -205,10 +206,10 @@ pub(crate) fn plan_of<S: Setting, L: Setting>(
     let fastest = candidates.iter().map(|candidate| candidate.relative_time).fold(f64::INFINITY, f64::min);
     // Without a budget that was named, the plan takes a share of what is available, and may be slower to leave memory to others.
     let lies_on_device = candidates.iter().any(|candidate| candidate.device_peak > Bytes::ZERO);
-    let place = if lies_on_device { Place::Device } else { Place::Host };
+    let place = if lies_on_device { MemorySpace::Device } else { MemorySpace::Host };
     let percent = match if lies_on_device { wanted.device } else { wanted.process } {
         Budget::Explicit(_) => NO_SLOWER_PERCENT,
-        Budget::ShareOfAvailable => GUEST_PERCENT,
+        Budget::ShareOfAvailable => SLOWER_WITHOUT_BUDGET_PERCENT,
     };
     let as_fast = fastest * (1.0 + percent / 100.0);
     let fits_host =
@@ -264,11 +265,11 @@ fn candidates<S, L>(costs: &Costs<S, L>) -> Vec<Candidate<'_, S, L>> {
     assert!(!costs.steps.is_empty(), "costs offer no step choice");
     assert!(!costs.loaders.is_empty(), "costs offer no loader choice");
     let (fixed, past_peak) = (sum(&costs.fixed), sum(&costs.past));
-    let fixed_on_device = sum_at(Place::Device, &costs.fixed);
+    let fixed_on_device = sum_at(MemorySpace::Device, &costs.fixed);
     let loaders: Vec<_> = costs.loaders.iter().map(|loader| (loader, sum(&loader.rows), loader.held())).collect();
     let pairs = costs.steps.iter().flat_map(|step| {
         let of_step = step.held();
-        let device_peak = fixed_on_device + sum_at(Place::Device, step.largest_phase_at(Place::Device).1);
+        let device_peak = fixed_on_device + sum_at(MemorySpace::Device, step.largest_phase_at(MemorySpace::Device).1);
         loaders.iter().map(move |&(loader, loader_bytes, of_loader)| Candidate {
             step,
             loader,
@@ -293,7 +294,7 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
     }
 
     fn required(&self) -> Bytes {
-        self.required_at(Place::Host)
+        self.required_at(MemorySpace::Host)
     }
 
     /// Bytes that must be available at this instant: the coming peak, and the least headroom. The rest of the headroom is for later, and
@@ -320,22 +321,28 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
     }
 
     /// The smallest budget at `place` that this pair fits.
-    fn required_at(&self, place: Place) -> Bytes {
+    fn required_at(&self, place: MemorySpace) -> Bytes {
         let peak = if place.is_host() { self.predicted_peak() } else { self.device_peak };
         peak + headroom(peak)
     }
 
-    /// The gain of the smallest budget with a faster plan, in words. The budget is that of the memory that tensors lie in.
-    fn next(&self, candidates: &[Self], as_fast: f64, (place, wanted): (Place, Budgets), budget: Bytes) -> String {
+    /// The gain of the smallest budget with a faster plan, in words. The budget is that of the memory that tensors are in.
+    fn next(
+        &self,
+        candidates: &[Self],
+        as_fast: f64,
+        (place, wanted): (MemorySpace, Budgets),
+        budget: Bytes,
+    ) -> String {
         let (flag, budget_there) = match place {
-            Place::Host => ("--memory-budget", wanted.process),
-            Place::Device => ("--device-memory-budget", wanted.device),
+            MemorySpace::Host => ("--memory-budget", wanted.process),
+            MemorySpace::Device => ("--device-memory-budget", wanted.device),
         };
         let by_size = |a: &&Self, b: &&Self| {
             let required = |candidate: &&Self| candidate.required_at(place);
             required(a).cmp(&required(b)).then(a.compare_size(b))
         };
-        // A guest gives up a little time for much memory, and its user should know.
+        // Without a named budget, a little time is traded for much memory, and the user should know.
         let (next, than, why) = match budget_there {
             Budget::Explicit(_) => {
                 let time = self.relative_time.max(as_fast);
@@ -357,18 +364,18 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
         let Some(next) = next else { return "this is the fastest plan".to_string() };
         let percent = 100.0 * (1.0 - next.relative_time / than);
         let named =
-            |flag: &str, place: Place| format!("{flag} {}MiB", next.required_at(place).round_up_to_mib().0 >> 20);
+            |flag: &str, place: MemorySpace| format!("{flag} {}MiB", next.required_at(place).round_up_to_mib().0 >> 20);
         let mut flags = named(flag, place);
         if !place.is_host() && next.required() > budget {
-            flags += &format!(" {}", named("--memory-budget", Place::Host));
+            flags += &format!(" {}", named("--memory-budget", MemorySpace::Host));
         }
         format!("{why}{percent:.0} % faster with {flags} ({})", next.step.what.in_words())
     }
 
     /// Rows of the device at its peak.
     fn device_rows(&self, costs: &Costs<S, L>) -> Vec<CostRow> {
-        let rows = costs.fixed.iter().chain(self.step.largest_phase_at(Place::Device).1);
-        rows.filter(|row| row.place == Place::Device).cloned().collect()
+        let rows = costs.fixed.iter().chain(self.step.largest_phase_at(MemorySpace::Device).1);
+        rows.filter(|row| row.place == MemorySpace::Device).cloned().collect()
     }
 
     /// A phase with all its rows in the process's own memory. `of_step` are the step's rows.

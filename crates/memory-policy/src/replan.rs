@@ -384,7 +384,7 @@ mod tests {
         let mut costs = costs();
         costs.steps.retain(|step| [4, 8].contains(&step.what.samples) && step.what.repeated == 0);
         let of = |samples: usize| costs.steps.iter().find(|step| step.what.samples == samples).unwrap().relative_time;
-        // The kept step is slower than the fastest by almost as much as a guest accepts. With a slower loader, the pair is too slow.
+        // The kept step is slower than the fastest by almost as much as is accepted without a budget. With a slower loader, the pair is too slow.
         let slower = 1.08 * of(8) / of(4);
         costs.steps.iter_mut().filter(|step| step.what.samples == 4).for_each(|step| step.relative_time *= slower);
         let guest = Budget::ShareOfAvailable;

@@ -251,7 +251,7 @@ impl Model {
 
     /// Adds values that stay in f32.
     fn vector(&mut self, name: &str, parameter: Parameter) {
-        self.variables.insert(name.into(), Variable::Matrix(Tensor::of(name, parameter, Dtype::F32)));
+        self.variables.insert(name.into(), Variable::Matrix(Tensor::single(name, parameter, Dtype::F32)));
     }
 
     fn alias(&mut self, alias: &str, name: &str) {

@@ -81,7 +81,7 @@ pub(crate) struct Tensor {
 
 impl Tensor {
     /// A tensor of a single parameter.
-    pub(crate) fn of(name: impl Into<String>, parameter: Parameter, dtype: Dtype) -> Tensor {
+    pub(crate) fn single(name: impl Into<String>, parameter: Parameter, dtype: Dtype) -> Tensor {
         Tensor { name: name.into(), shape: parameter.shape.clone(), parts: vec![parameter], factor: 1.0, dtype }
     }
 

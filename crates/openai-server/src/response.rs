@@ -114,7 +114,7 @@ struct ChatLogprob<'a> {
 
 impl<'a> Logprobs<'a> {
     /// In an interface's form. Offsets begin at the first of these tokens.
-    fn of(interface: Interface, tokens: &'a [TokenLogprob]) -> Self {
+    fn new(interface: Interface, tokens: &'a [TokenLogprob]) -> Self {
         let chat = |token: &'a str, logprob| ChatLogprob { token, logprob, bytes: token.as_bytes() };
         if interface == Interface::Chat {
             let of_token = |token: &'a TokenLogprob| ChatToken {
@@ -194,7 +194,7 @@ impl ResponseMetadata {
         for (index, choice) in choices.iter().enumerate() {
             let message = MessageJson { role: "assistant", content: &choice.text, refusal: () };
             all.push(ChoiceJson {
-                logprobs: self.has_logprobs.then(|| Logprobs::of(self.interface, &choice.logprobs)),
+                logprobs: self.has_logprobs.then(|| Logprobs::new(self.interface, &choice.logprobs)),
                 message: is_chat.then_some(message),
                 ..self.choice(index, (!is_chat).then_some(&choice.text), choice.finish)
             });
@@ -244,7 +244,7 @@ impl ResponseMetadata {
     }
 
     fn text_part(&self, index: usize, text: &str, logprobs: &[TokenLogprob], role: Option<&'static str>) -> String {
-        let logprobs = (!logprobs.is_empty() && self.has_logprobs).then(|| Logprobs::of(self.interface, logprobs));
+        let logprobs = (!logprobs.is_empty() && self.has_logprobs).then(|| Logprobs::new(self.interface, logprobs));
         self.part(match self.interface {
             Interface::Chat => {
                 let delta = Some(DeltaJson { role, content: Some(text) });

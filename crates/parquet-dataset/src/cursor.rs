@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::error::{Error, Fault, Place};
+use crate::error::{Error, Fault, Location};
 use crate::footer::Footer;
 use crate::io::{Files, IoLog};
 use crate::limits::{Limits, Parts};
@@ -95,7 +95,7 @@ impl RowCursor {
     }
 
     fn error(&self, column: usize, fault: Fault) -> Error {
-        let place = Place {
+        let place = Location {
             path: self.files.path(0).to_owned(),
             row_group: self.groups.checked_sub(1),
             column: Some(self.names[column].clone()),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::cache::BlockCache;
 use crate::chunk_rows::ChunkRows;
-use crate::error::{Error, Fault, Place};
+use crate::error::{Error, Fault, Location};
 use crate::footer::Footer;
 use crate::io::{Files, Handle, Identity, IoLog};
 use crate::layout::{FileLayout, Layout, hex};
@@ -458,8 +458,8 @@ impl Dataset {
             .map_err(|fault| self.files.changed_or(file, fault.at(self.place(file, row_group, column))))
     }
 
-    fn place(&self, file: usize, row_group: usize, column: usize) -> Place {
-        Place {
+    fn place(&self, file: usize, row_group: usize, column: usize) -> Location {
+        Location {
             path: self.files.path(file).to_owned(),
             row_group: Some(row_group),
             column: Some(self.options.columns[column].clone()),
@@ -467,10 +467,10 @@ impl Dataset {
         }
     }
 
-    fn place_of(&self, row: u64) -> Place {
+    fn place_of(&self, row: u64) -> Location {
         let group = &self.groups[self.groups.partition_point(|group| group.first_row <= row) - 1];
         let row = group.first_row_in_file + row - group.first_row;
-        Place {
+        Location {
             path: self.files.path(group.file).to_owned(),
             row_group: Some(group.row_group),
             column: None,

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use crate::error::{Error, Place};
+use crate::error::{Error, Location};
 use crate::footer_walk::{RawChunk, Sink, walk};
 use crate::io::{Files, Handle};
 use crate::pages::header::{PageHeader, PageKind};
@@ -88,7 +88,7 @@ impl Sink for Reader<'_> {
     fn row_group(&mut self, number: usize, rows: i64, raw: &[RawChunk], data_end: u64) -> Result<(), Error> {
         self.data_end = data_end;
         for (raw, leaf) in raw.iter().zip(&self.wanted) {
-            let place = Place {
+            let place = Location {
                 path: self.path.to_owned(),
                 row_group: Some(number),
                 column: Some(leaf.path.clone()),

@@ -85,7 +85,7 @@ pub enum Error {
     #[error("{place}: {what} is not supported")]
     Unsupported {
         /// The place of the feature.
-        place: Box<Place>,
+        place: Box<Location>,
         /// The codec, encoding or layout.
         what: String,
     },
@@ -93,7 +93,7 @@ pub enum Error {
     #[error("{place}: corrupt: {reason}")]
     Corrupt {
         /// The place of the damage.
-        place: Box<Place>,
+        place: Box<Location>,
         /// The expected and the found value.
         reason: String,
     },
@@ -101,7 +101,7 @@ pub enum Error {
     #[error("{place}: {what} is {bytes} bytes, expected at most {limit}")]
     TooLarge {
         /// The place of the value.
-        place: Box<Place>,
+        place: Box<Location>,
         /// "a value" or "one read".
         what: &'static str,
         /// The size, or a lower bound of it.
@@ -121,7 +121,7 @@ pub enum Error {
     #[error("{place}: page at byte {at}: the data changed since this run read it first")]
     Rewritten {
         /// The place of the page.
-        place: Box<Place>,
+        place: Box<Location>,
         /// The page's first byte in the file.
         at: u64,
     },
@@ -173,7 +173,7 @@ impl Error {
 
 /// A place in a file.
 #[derive(Debug, Clone, Default)]
-pub struct Place {
+pub struct Location {
     /// The file, as it was given.
     pub path: PathBuf,
     /// The row group, from 0.
@@ -184,7 +184,7 @@ pub struct Place {
     pub rows: Option<Range<u64>>,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path.display())?;
         if let Some(row_group) = self.row_group {
@@ -238,7 +238,7 @@ impl Fault {
         }
     }
 
-    pub(crate) fn at(self, place: Place) -> Error {
+    pub(crate) fn at(self, place: Location) -> Error {
         let place = Box::new(place);
         match self {
             Self::File(source) => Error::Io { path: place.path, action: "read".to_owned(), source },
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn an_error_says_file_row_group_column_rows_expected_and_got() {
-        let place = Place {
+        let place = Location {
             path: "train.parquet".into(),
             row_group: Some(3),
             column: Some("response".to_owned()),

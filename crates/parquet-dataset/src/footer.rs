@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use crate::error::{Error, Place};
+use crate::error::{Error, Location};
 use crate::footer_walk::{RawChunk, Sink, walk};
 use crate::io::Handle;
 use crate::schema::Leaf;
@@ -167,7 +167,7 @@ impl Sink for FooterReader<'_> {
             let Some(raw) = raw.iter().find(|raw| raw.column == found.index) else {
                 return Err(corrupt(format!("row group {number} lacks column {}", found.index)));
             };
-            let place = || Place {
+            let place = || Location {
                 path: self.path.to_owned(),
                 row_group: Some(number),
                 column: Some(name.clone()),
@@ -203,7 +203,7 @@ impl StringColumns {
 }
 
 /// Checks that a flat column has a value or a null for each row.
-pub(crate) fn one_value_a_row(raw: &RawChunk, rows: u32, place: &dyn Fn() -> Place) -> Result<(), Error> {
+pub(crate) fn one_value_a_row(raw: &RawChunk, rows: u32, place: &dyn Fn() -> Location) -> Result<(), Error> {
     if raw.has_metadata && raw.values != i64::from(rows) {
         let reason = format!("it declares {} values in {rows} rows", raw.values);
         return Err(Error::Corrupt { place: Box::new(place()), reason });
@@ -217,7 +217,7 @@ pub(crate) fn chunk(
     max_definition_level: u8,
     rows: u32,
     data_end: u64,
-    place: &dyn Fn() -> Place,
+    place: &dyn Fn() -> Location,
 ) -> Result<Chunk, Error> {
     let corrupt = |reason: String| Error::Corrupt { place: Box::new(place()), reason };
     let unsupported = |what: String| Error::Unsupported { place: Box::new(place()), what };

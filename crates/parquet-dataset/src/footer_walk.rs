@@ -10,7 +10,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use crate::error::{Error, Fault, Place};
+use crate::error::{Error, Fault, Location};
 use crate::io::Handle;
 use crate::schema::{Leaf, SchemaWalk};
 use crate::thrift::{Compact, Source, kind};
@@ -141,7 +141,7 @@ impl FooterBytes<'_> {
 /// Walks the footer of a file of `file_bytes` bytes.
 pub(crate) fn walk(path: &Path, handle: &Handle, file_bytes: u64, sink: &mut dyn Sink) -> Result<Walked, Error> {
     let (bytes, data_end) = find(path, handle, file_bytes)?;
-    let mut walk = Walk { path, input: Compact::of(bytes), data_end, sink };
+    let mut walk = Walk { path, input: Compact::from_source(bytes), data_end, sink };
     let walked = walk.file_metadata()?;
     let hash = walk.input.into_source().finish();
     Ok(Walked { hash: hash.map_err(|fault| footer_error(path, &fault))?, ..walked })
@@ -157,7 +157,7 @@ fn find<'a>(path: &Path, handle: &'a Handle, file_bytes: u64) -> Result<(FooterB
     let tail = file_bytes - piece.len() as u64;
     handle
         .read_exact_at(&mut piece, tail)
-        .map_err(|fault| fault.at(Place { path: path.to_owned(), ..Place::default() }))?;
+        .map_err(|fault| fault.at(Location { path: path.to_owned(), ..Location::default() }))?;
     let ending = piece.split_off(piece.len() - 8);
     if &ending[4..] == ENCRYPTED_MAGIC {
         return Err(Error::Encrypted { path: path.to_owned() });

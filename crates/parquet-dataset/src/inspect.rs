@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Place};
+use crate::error::{Error, Location};
 use crate::footer::{chunk, codec_name, encoding_name, one_value_a_row};
 use crate::footer_walk::{RawChunk, Sink, walk};
 use crate::io::{Files, Handle};
@@ -288,7 +288,7 @@ impl Inspector<'_> {
     /// Adds the facts of a chunk that only its page map and page headers contain.
     fn pages(&mut self, number: usize, rows: u32, raw: &RawChunk, data_end: u64) -> Result<(), Error> {
         let found = &mut self.columns[raw.column];
-        let place = || Place {
+        let place = || Location {
             path: self.path.to_owned(),
             row_group: Some(number),
             column: Some(found.shown.name.clone()),

@@ -58,7 +58,7 @@ pub(crate) struct Identity {
 pub(crate) const STAMP_BYTES: usize = 8 + 16 + 16;
 
 impl Identity {
-    fn of(metadata: &Metadata) -> Self {
+    fn from_metadata(metadata: &Metadata) -> Self {
         Self {
             device: metadata.dev(),
             inode: metadata.ino(),
@@ -170,7 +170,7 @@ impl Files {
         let (file, identity) = match held {
             Some(file) => {
                 let metadata = file.metadata().map_err(|error| Error::io(&source.path, "examine", error))?;
-                (file, Identity::of(&metadata))
+                (file, Identity::from_metadata(&metadata))
             }
             None => {
                 let (file, identity) = open(&source.path)?;
@@ -204,5 +204,5 @@ fn open(path: &Path) -> Result<(File, Identity), Error> {
     }
     let file = File::open(path).map_err(|error| Error::io(path, "open", error))?;
     let metadata = file.metadata().map_err(|error| Error::io(path, "examine", error))?;
-    Ok((file, Identity::of(&metadata)))
+    Ok((file, Identity::from_metadata(&metadata)))
 }

@@ -56,7 +56,7 @@ pub use costs::CostRow;
 pub use cursor::RowCursor;
 pub use dataset::{Dataset, DatasetOptions, Residency};
 pub use declared::{Declared, declared};
-pub use error::{Error, Place};
+pub use error::{Error, Location};
 pub use inspect::{
     ColumnInspection, Described, Inspection, LeafColumn, described, inspect, leaf_columns, string_columns,
 };

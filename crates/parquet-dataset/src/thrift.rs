@@ -94,7 +94,7 @@ impl<'a> Compact<Slice<'a>> {
 }
 
 impl<S: Source> Compact<S> {
-    pub(crate) fn of(source: S) -> Self {
+    pub(crate) fn from_source(source: S) -> Self {
         Self { source }
     }
 

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use candle_core::DType;
-use memory_policy::Place;
+use memory_policy::MemorySpace;
 use t5::AnswerShape;
 use t5::step::count::{Counter, Precisions};
 
@@ -25,14 +25,14 @@ pub struct AnswerBytes {
 }
 
 impl AnswerBytes {
-    /// Counts for a model with these dtypes of weights and of activations, whose tensors lie at `place`.
+    /// Counts for a model with these dtypes of weights and of activations, whose tensors are at `place`.
     ///
     /// # Errors
     /// A config that is not a T5's.
-    pub fn new(model: &t5::Config, (parameters, activations): (DType, DType), place: Place) -> Result<Self> {
+    pub fn new(model: &t5::Config, (parameters, activations): (DType, DType), place: MemorySpace) -> Result<Self> {
         let precisions = Precisions { parameters, activations, gradients: DType::F32 };
         let passes = Counter::new(model, precisions, 0.0, &|_| false)?;
-        let passes = if place == Place::Device { passes.on_device(&|_| [0; 2]) } else { passes };
+        let passes = if place == MemorySpace::Device { passes.on_device(&|_| [0; 2]) } else { passes };
         Ok(Self { passes, known: RefCell::default() })
     }
 
@@ -62,10 +62,13 @@ mod tests {
     #[test]
     fn answers_hold_more_the_longer_and_the_more_they_are_and_never_more_than_alone() {
         let model = t5::Config::preset("t5-small").expect("a preset");
-        let bytes = AnswerBytes::new(&model, (DType::F32, DType::F32), Place::Host).expect("a T5");
+        let bytes = AnswerBytes::new(&model, (DType::F32, DType::F32), MemorySpace::Host).expect("a T5");
         let alone = bytes.count(1, 64, AnswerShape::greedy(64));
         assert_eq!(alone, bytes.count(1, 60, AnswerShape::greedy(50)));
-        assert!(bytes.count(1, 128, AnswerShape::greedy(64)) > alone && bytes.count(1, 64, AnswerShape::greedy(128)) > alone);
+        assert!(
+            bytes.count(1, 128, AnswerShape::greedy(64)) > alone
+                && bytes.count(1, 64, AnswerShape::greedy(128)) > alone
+        );
         let beams = AnswerShape { rows: 4, looks_at_scores: true, ..AnswerShape::greedy(64) };
         assert!(bytes.count(1, 64, beams) > alone);
         for samples in [2, 5, 16] {

@@ -2,7 +2,7 @@
 //!
 //! Only the device is chosen by this pace: plans of inference follow from built-in prices.
 
-use memory_policy::{Bytes, MemorySnapshot, Place};
+use memory_policy::{Bytes, MemorySnapshot, MemorySpace};
 use t5::{Levers, ParameterSpec, Part};
 
 use crate::Plan;
@@ -170,8 +170,8 @@ impl Pass<'_> {
     /// computes.
     fn beside(&self, computed: f64, operations: f64) -> f64 {
         match self.job.place {
-            Place::Host => computed + operations,
-            Place::Device => computed.max(operations),
+            MemorySpace::Host => computed + operations,
+            MemorySpace::Device => computed.max(operations),
         }
     }
 
@@ -286,13 +286,13 @@ mod tests {
         }
     }
 
-    /// The pace of t5-small. Its weights lie in memory unless these pins say otherwise.
-    fn pace(parameters: DType, answer: AnswerShape, pins: &Pins, place: Place, speed: Speed) -> InferencePace {
+    /// The pace of t5-small. Its weights are in memory unless these pins say otherwise.
+    fn pace(parameters: DType, answer: AnswerShape, pins: &Pins, place: MemorySpace, speed: Speed) -> InferencePace {
         let model = preset("t5-small");
         let now = testing::machine();
         let now = match place {
-            Place::Host => now,
-            Place::Device => MemorySnapshot {
+            MemorySpace::Host => now,
+            MemorySpace::Device => MemorySnapshot {
                 device: Some(memory_policy::DeviceMemory {
                     total: Bytes::gib(8),
                     free: Bytes::gib(8),
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn a_token_takes_the_time_of_the_decoder_s_bytes() {
         let answer = AnswerShape::greedy(BATCH.target_tokens);
-        let of = |parameters, speed| pace(parameters, answer, &Pins::default(), Place::Host, speed);
+        let of = |parameters, speed| pace(parameters, answer, &Pins::default(), MemorySpace::Host, speed);
         let [wide, narrow] = [DType::F32, DType::BF16].map(|dtype| of(dtype, testing::speed()).token_seconds);
         // Six blocks of 4.2 M elements, and a table of 16.4 M. The keys and values of cross attention exist already.
         let elements = 6.0 * (6.0 * 512.0 * 512.0 + 2.0 * 512.0 * 2048.0) + 32_128.0 * 512.0;
@@ -329,7 +329,7 @@ mod tests {
         let answer = AnswerShape::greedy(BATCH.target_tokens);
         let card = CardTimes { bus_byte_ps: 50.0, locked_byte_ps: None, launch_ps: 0.0, cast_ps: 0.0, launches: None };
         let speed = Speed { card: Some(card), file_byte_ps: Some(0.0), ..testing::speed() };
-        let of = |pins: &Pins, answer, speed| pace(DType::F32, answer, pins, Place::Device, speed);
+        let of = |pins: &Pins, answer, speed| pace(DType::F32, answer, pins, MemorySpace::Device, speed);
         let there = of(&Pins::default(), answer, speed);
         let off = Pins::default().with("weight_offload", Value::Word("disk"));
         let off = of(&off.with("weight_blocks_in_memory", Value::Count(0)), answer, speed);

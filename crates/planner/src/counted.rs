@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use candle_core::DType;
-use memory_policy::{CostRow, Name, Place};
+use memory_policy::{CostRow, MemorySpace, Name};
 use t5::costs::{self, WeightsOnDisk};
 pub use t5::step::count::{Arithmetic, BlockArithmetic};
 use t5::step::count::{CopiedWeights, InferenceCount, Moment, PassCalls, Precisions, Shape};
@@ -69,7 +69,7 @@ impl Evaluated {
 /// The bytes of a step.
 #[derive(Debug)]
 pub struct Step {
-    /// Tensors at the step's peak, beside parameters that lie in memory.
+    /// Tensors at the step's peak, beside parameters that are in memory.
     pub tensors: Vec<NamedBytes>,
     /// Bytes of the host's memory beside tensors on a device: operands that the host makes for it, and copies under way.
     pub on_host: u64,
@@ -90,7 +90,7 @@ pub struct Counter<'a> {
     /// The longest source and target in tokens.
     longest: (usize, usize),
     passes: t5::step::count::Counter,
-    place: Place,
+    place: MemorySpace,
     /// Counts made so far: many choices need the same ones.
     evaluated: RefCell<HashMap<EvaluationOf, EvaluationRows>>,
 }
@@ -114,14 +114,14 @@ impl<'a> Counter<'a> {
     ) -> Self {
         #[cfg(test)]
         crate::testing::state_processor();
-        Self { model, activations, longest, passes, place: Place::Host, evaluated: RefCell::default() }
+        Self { model, activations, longest, passes, place: MemorySpace::Host, evaluated: RefCell::default() }
     }
 
     /// The same counter for tensors at `place`.
-    pub fn at(self, place: Place) -> Self {
+    pub fn at(self, place: MemorySpace) -> Self {
         match place {
-            Place::Host => self,
-            Place::Device => Self { passes: self.passes.on_device(&|_| [0; 2]), place, ..self },
+            MemorySpace::Host => self,
+            MemorySpace::Device => Self { passes: self.passes.on_device(&|_| [0; 2]), place, ..self },
         }
     }
 
@@ -136,11 +136,11 @@ impl<'a> Counter<'a> {
 
     /// Rows beside the parameters while they are loaded to `place`: a tensor that is read on the host, and its copy to `place`. `stored`
     /// describes the model's files, if known.
-    pub fn loading(&self, dtype: DType, place: Place, stored: Option<&StoredWeights>) -> Vec<CostRow> {
+    pub fn loading(&self, dtype: DType, place: MemorySpace, stored: Option<&StoredWeights>) -> Vec<CostRow> {
         let row = |of: costs::CostRow| CostRow::new(Name::new(of.name), of.bytes, "a tensor in transit");
         match place {
-            Place::Host => vec![row(costs::load(self.model, dtype, stored))],
-            Place::Device => {
+            MemorySpace::Host => vec![row(costs::load(self.model, dtype, stored))],
+            MemorySpace::Device => {
                 let [on_host, there] = costs::load_to_device(self.model, dtype, stored).map(row);
                 vec![on_host, there.at(place)]
             }
@@ -186,7 +186,7 @@ impl<'a> Counter<'a> {
         Rc::clone(rows)
     }
 
-    /// Bytes of the parameters, if all lie in memory.
+    /// Bytes of the parameters, if all are in memory.
     pub fn resident(&self, dtype: DType) -> Resident {
         let all = self.parameters(dtype);
         Resident { loading: all, saving: all, at_a_time: all }
@@ -205,7 +205,7 @@ impl<'a> Counter<'a> {
 
     /// Bytes of weights that come a part at a time. Those of a device are loaded on the host, and `loading` is billed there.
     fn resident_paged(&self, weights: &WeightsOnDisk, loading: u64) -> Resident {
-        let loading = if self.place == Place::Device { weights.always() } else { loading };
+        let loading = if self.place == MemorySpace::Device { weights.always() } else { loading };
         Resident { loading, saving: weights.saving(), at_a_time: weights.at_a_time() }
     }
 
@@ -225,7 +225,7 @@ impl<'a> Counter<'a> {
 pub struct StepCounter<'a> {
     of_model: Counter<'a>,
     batch_samples: usize,
-    /// Bytes of the parameters if all lie in memory.
+    /// Bytes of the parameters if all are in memory.
     parameters: u64,
     square_sums: u64,
     gradients: DType,
@@ -275,7 +275,7 @@ impl<'a> StepCounter<'a> {
         let passes = t5::step::count::Counter::new(model, precisions, options.dropout, &is_trained)?
             .minimising(options.token_loss());
         let passes = among(passes, model, options, processes)?;
-        let of_model = Counter::of(model, precisions.activations, longest, passes);
+        let of_model = Counter::with_passes(model, precisions.activations, longest, passes);
         let trained = of_model.passes.trained();
         Ok(Self {
             parameters: of_model.parameters(precisions.parameters),
@@ -295,8 +295,8 @@ impl<'a> StepCounter<'a> {
     }
 
     /// The same counter for tensors at `place`. On a device, `options` determines the host's memory for an update.
-    pub fn at(self, place: Place, options: &TrainerOptions) -> Self {
-        if place == Place::Host {
+    pub fn at(self, place: MemorySpace, options: &TrainerOptions) -> Self {
+        if place == MemorySpace::Host {
             return self;
         }
         let update = |specs: &[&ParameterSpec]| trainer::costs::update_on_device(options, specs);
@@ -340,7 +340,7 @@ impl<'a> StepCounter<'a> {
         self.square_sums
     }
 
-    /// The bytes of a step with these levers at its peak, beside parameters that lie in memory.
+    /// The bytes of a step with these levers at its peak, beside parameters that are in memory.
     pub fn training(&self, levers: &Levers) -> Step {
         let count = self.of_model.passes.step(self.batch(), levers);
         let saved = if levers.layer_major.is_some() { BOUNDARIES } else { ACTIVATIONS };
@@ -358,7 +358,7 @@ impl<'a> StepCounter<'a> {
 
     /// Bytes of the host's pinned memory for copies that overlap computation, and for weights read from files.
     pub fn pinned(&self, levers: &Levers) -> u64 {
-        let Some(layers) = levers.layer_major.filter(|_| self.of_model.place == Place::Device) else { return 0 };
+        let Some(layers) = levers.layer_major.filter(|_| self.of_model.place == MemorySpace::Device) else { return 0 };
         // A frozen base may stay in its own files, even if other tensors are kept in the host's memory.
         let are_in_files = !layers.in_host_memory || self.of_model.model.lora.is_some();
         let reads_files = layers.weights_on_disk && are_in_files;
@@ -368,7 +368,7 @@ impl<'a> StepCounter<'a> {
     /// Bytes in the host's memory of the largest tensor on its way between a device and its place outside. A tensor kept in the host's
     /// memory needs no extra bytes. Of tensors in files, the next one is read ahead.
     fn in_transit(&self, levers: &Levers) -> u64 {
-        let Some(layers) = levers.layer_major.filter(|_| self.of_model.place == Place::Device) else { return 0 };
+        let Some(layers) = levers.layer_major.filter(|_| self.of_model.place == MemorySpace::Device) else { return 0 };
         let passes = &self.of_model.passes;
         let weights = if layers.weights_on_disk { passes.weights_on_disk(levers).largest() } else { 0 };
         let moments = self.state_on_disk.filter(|_| layers.optimizer_on_disk).map_or(0, |state| state.resident);

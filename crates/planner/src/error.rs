@@ -17,7 +17,7 @@ pub enum Error {
     /// The machine's memory cannot be read.
     #[error(transparent)]
     Probe(#[from] memory_policy::ProbeError),
-    /// The job asks for a setting that exists only on a device, and tensors lie on the host.
+    /// The job asks for a setting that exists only on a device, and tensors are on the host.
     #[error("{what} is for GPUs, and tensors are on the CPU")]
     OnADeviceAlone {
         /// The setting, by the names of its key and its flag.

@@ -4,7 +4,7 @@
 //! dtype are first copied to a file.
 
 use candle_core::DType;
-use memory_policy::{Bytes, CostRow, Name, Phase, Place};
+use memory_policy::{Bytes, CostRow, MemorySpace, Name, Phase};
 use t5::{LayerMajor, Levers, ParameterSpec, Part};
 
 use crate::counted::{Counter, NamedBytes, Resident};
@@ -95,7 +95,7 @@ impl Offer<'_> {
             let on_host = place::staging(on_host.max(self.in_transit(levers).unwrap_or(0)));
             Phase { name, rows: rows.chain(on_host).chain(self.offloaded_to_host(levers)).collect() }
         };
-        // If weights lie in a file, their rows include the transit buffer. No row is read before the model is loaded.
+        // If weights are in a file, their rows include the transit buffer. No row is read before the model is loaded.
         let reads_no_weights = levers.has_weights_on_disk() && levers.weight_blocks_in_memory() == 0;
         let transit: Vec<CostRow> = match self.in_transit(levers) {
             Some(bytes) => place::staging(bytes).into_iter().chain(self.offloaded_to_host(levers)).collect(),
@@ -129,7 +129,7 @@ impl Offer<'_> {
 
     /// Bytes in the host's memory of a weight on its way to a device; `None` if weights stay on the device, or if there is none.
     fn in_transit(&self, levers: &Levers) -> Option<u64> {
-        let is_off = self.job.place == Place::Device && levers.has_weights_on_disk();
+        let is_off = self.job.place == MemorySpace::Device && levers.has_weights_on_disk();
         let paged = || self.counter.paged(levers);
         let stored = self.inference.stored.as_ref();
         let in_place = || stored.map_or(0, |stored| paged().in_transit_in_place(stored));
@@ -171,7 +171,7 @@ impl Offer<'_> {
     /// all.
     #[expect(clippy::cast_precision_loss, reason = "bytes and tokens are far below 2^53")]
     fn share_of_encoder(&self, source_tokens: f64, new_rows: f64) -> f64 {
-        if self.job.place == Place::Host {
+        if self.job.place == MemorySpace::Host {
             return 0.0;
         }
         let [encoder, decoder] = weights(&self.specs, self.inference.parameters, |_| true).map(|w| w.bytes as f64);
@@ -186,12 +186,13 @@ impl Offer<'_> {
         let new_tokens = self.inference.answer.max_new_tokens.max(1) as f64;
         let samples = levers.micro_batch_samples as f64;
         let elsewhere = weights_elsewhere(self.job.model, &self.specs, self.inference.parameters, levers);
-        let bus = if self.job.place == Place::Device { prices.bus_byte } else { 0.0 };
+        let bus = if self.job.place == MemorySpace::Device { prices.bus_byte } else { 0.0 };
         let [encoder, decoder] = weight_fetch_time(elsewhere, self.memory_for_reading, prices.file_byte, bus);
         // As in a step, a product has a fixed cost in the time of so many tokens.
         let pass = |multiply_adds: f64, tokens: f64| multiply_adds * (1.0 + prices.overhead_tokens / tokens);
         let loss = if self.inference.has_targets {
-            let keeps = self.job.place == Place::Device || t5_ops::keeps_logits(DType::F32, levers.loss_chunk_rows);
+            let keeps =
+                self.job.place == MemorySpace::Device || t5_ops::keeps_logits(DType::F32, levers.loss_chunk_rows);
             let again = if keeps { 1.0 } else { 1.1 };
             let chunks = 1.0 + 0.1 * prices.overhead_rows / levers.loss_chunk_rows.max(32) as f64;
             pass(evaluation, samples * (source_tokens + target_tokens) as f64) * again * chunks + encoder + decoder

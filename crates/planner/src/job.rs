@@ -1,7 +1,7 @@
 //! The job: the computation, its data, and its budget.
 
 use candle_core::DType;
-use memory_policy::{Budget, Budgets, Bytes, CostRow, Place};
+use memory_policy::{Budget, Budgets, Bytes, CostRow, MemorySpace};
 use t5::{AnswerShape, StoredWeights};
 use trainer::TrainerOptions;
 
@@ -23,8 +23,8 @@ pub struct Job<'a> {
     pub samples: usize,
     /// The longest source and target in tokens.
     pub longest: (usize, usize),
-    /// Where tensors lie.
-    pub place: Place,
+    /// Where tensors are.
+    pub place: MemorySpace,
     /// The budgets.
     pub budgets: Budgets,
     /// The pins.
@@ -132,7 +132,7 @@ impl<'a> Job<'a> {
             model,
             samples,
             longest,
-            place: Place::Host,
+            place: MemorySpace::Host,
             budgets,
             pins,
             feed: Feed::Given,

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use memory_policy::Place;
+use memory_policy::MemorySpace;
 use t5::{Config, Levers, ParameterSpec, Part};
 
 /// A value of a lever, as a pin gives it.
@@ -77,7 +77,7 @@ pub struct Flag {
     pub help: &'static str,
     /// The default, given these pins and the place of tensors. It applies if no flag gives a value and no budget leaves the choice to the
     /// planner. `None`: the planner chooses.
-    pub usual: fn(&Pins, Place) -> Option<Value>,
+    pub usual: fn(&Pins, MemorySpace) -> Option<Value>,
 }
 
 /// The argument after a flag.
@@ -127,8 +127,8 @@ impl Lever {
     }
 
     /// Whether this value can be carried out at `place`.
-    pub fn works_at(&self, place: Place, value: Value) -> bool {
-        place == Place::Device || !self.device_only.is_some_and(|is_device_only| is_device_only(value))
+    pub fn works_at(&self, place: MemorySpace, value: Value) -> bool {
+        place == MemorySpace::Device || !self.device_only.is_some_and(|is_device_only| is_device_only(value))
     }
 
     /// These levers with another value of this one.
@@ -150,8 +150,8 @@ impl Lever {
 pub struct Space<'a> {
     /// Values that are fixed.
     pub pins: &'a Pins,
-    /// Where tensors lie.
-    pub place: Place,
+    /// Where tensors are.
+    pub place: MemorySpace,
     /// Blocks that backward enters.
     pub blocks: usize,
     /// Samples of an optimizer batch.
@@ -160,7 +160,7 @@ pub struct Space<'a> {
     pub target_tokens: usize,
     /// Whether the optimizer has moments that are worth a file.
     pub has_large_moments: bool,
-    /// The blocks whose weights may stay in memory while others lie in files. `None` if these weights are trained.
+    /// The blocks whose weights may stay in memory while others are in files. `None` if these weights are trained.
     pub frozen: Option<FrozenBlocks>,
     /// Whether other processes train the same model, so that communication has a price.
     pub has_others: bool,

@@ -4,7 +4,7 @@
 //! functions that read and write the value in [`t5::Levers`], offer values given the levers before it, and word it in a plan. A new lever
 //! needs a row here, a price in [`crate::Prices`], and its work in `t5`.
 
-use memory_policy::{Place, Setting};
+use memory_policy::{MemorySpace, Setting};
 use serde::{Deserialize, Serialize};
 use t5::{LayerMajor, Levers};
 
@@ -125,7 +125,7 @@ pub static LOSS_CHUNK_ROWS: Lever = Lever {
         takes: Takes::Value("N"),
         help: "Rows of logits in memory at a time [default: 256, on a GPU 1024]",
         // On an H200 a step of t5-base took 7 % less with 1,024 rows than with 256, and no less with more.
-        usual: |_, place| Some(Value::Count(if place == Place::Device { 1024 } else { 256 })),
+        usual: |_, place| Some(Value::Count(if place == MemorySpace::Device { 1024 } else { 256 })),
     }),
     layer_major: None,
     device_only: None,
@@ -256,7 +256,7 @@ pub static GRADIENT_OFFLOAD: Lever = Lever {
 
 fn gradient_offload(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     let Some(layers) = levers.layer_major else { return Vec::new() };
-    // If every block keeps its gradient, no gradient lies in a file.
+    // If every block keeps its gradient, no gradient is in a file.
     let offered: &[_] = if keeps_every_gradient(space, &layers) { &["none"] } else { &["none", "disk"] };
     words_or(space, &GRADIENT_OFFLOAD, offered)
 }
@@ -286,7 +286,7 @@ fn weight_offload(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     // Weights are as large as gradients and needed three times as often, so gradients go to a file first. The remaining memory then keeps
     // gradients. Beside a card, the host may have room for weights but not for gradients, which are f32.
     let goes_once = layers.gradients_on_disk || keeps_every_gradient(space, &layers);
-    let is_offered = goes_once || space.place == Place::Device;
+    let is_offered = goes_once || space.place == MemorySpace::Device;
     words_or(space, &WEIGHT_OFFLOAD, if is_offered { &["none", "disk"] } else { &["none"] })
 }
 
@@ -386,7 +386,7 @@ fn recompute_blocks(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
         _ if !is_alone => vec![blocks],
         // In a file, all activations cost no memory.
         LayerMajor { boundaries_on_disk: true, .. } => vec![blocks, 0],
-        // In memory, activations are worth more than gradients, which can lie in a file.
+        // In memory, activations are worth more than gradients, which can be in a file.
         LayerMajor { gradients_on_disk: true, kept_gradient_blocks, .. } if kept_gradient_blocks == least_kept => {
             counts(blocks, MAX_COUNTS).into_iter().rev().collect()
         }
@@ -395,7 +395,7 @@ fn recompute_blocks(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     counts_or(pin, offered)
 }
 
-/// Blocks whose activations stay in memory although those of others lie in a file.
+/// Blocks whose activations stay in memory although those of others are in a file.
 pub static BLOCKS_IN_MEMORY: Lever = Lever {
     name: "blocks_in_memory",
     values: Values::Blocks(MAX_BLOCKS),
@@ -481,7 +481,7 @@ impl Pins {
     }
 
     /// The first pin that cannot be carried out at `place`: its lever and its value.
-    pub fn that_fails_at(&self, place: Place) -> Option<(&'static Lever, Value)> {
+    pub fn that_fails_at(&self, place: MemorySpace) -> Option<(&'static Lever, Value)> {
         let pinned = LEVERS.iter().filter_map(|lever| Some((*lever, self.value(lever.name)?)));
         pinned.into_iter().find(|(lever, value)| !lever.works_at(place, *value))
     }

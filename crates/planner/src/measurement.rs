@@ -107,7 +107,7 @@ const ROOM: u64 = 1 << 30;
 /// Bytes that are copied to a card.
 const BUS_BYTES: usize = 8 << 20;
 
-/// Measures the machine with operations of these sizes. Files lie in `directory`, if it can hold any.
+/// Measures the machine with operations of these sizes. Files are in `directory`, if it can hold any.
 ///
 /// # Errors
 /// An operation failed.
@@ -119,7 +119,7 @@ pub fn measure(sizes: MeasuredSizes, directory: &Path) -> candle_core::Result<Ma
     })
 }
 
-/// Measures a card with operations of these sizes. Files lie in `directory`, if it can hold any. A card that does not multiply bf16 gets
+/// Measures a card with operations of these sizes. Files are in `directory`, if it can hold any. A card that does not multiply bf16 gets
 /// the speed of f32 for bf16.
 ///
 /// # Errors

@@ -8,7 +8,7 @@ pub use memory_policy::{LOADING, READING};
 pub const PROCESS: Name = Name::new("process");
 /// Blocks in the allocator that are too small to have pages of their own.
 pub const SMALL_BLOCKS: Name = Name::new("small blocks");
-/// Tensors of short samples, which are small blocks and lie beside the pages of the longest samples' tensors.
+/// Tensors of short samples, which are small blocks and are beside the pages of the longest samples' tensors.
 pub const SMALL_TENSORS: Name = Name::new("small tensors");
 /// The weights.
 pub const PARAMETERS: Name = Name::new("parameters");
@@ -36,8 +36,8 @@ pub const LOSS: Name = Name::new("loss");
 pub const WORKSPACE: Name = Name::new("workspace");
 /// Operands that the processor makes in the host's memory for a device.
 pub const STAGING: Name = Name::new("staging");
-/// Tensors that lie in the host's memory because the device has no room for them.
-pub const OFFLOADED_TO_HOST: Name = Name::new("off the card");
+/// Tensors that are in the host's memory because the device has no room for them.
+pub const OFFLOADED_TO_HOST: Name = Name::new("off the GPU");
 /// The device's context, kernels and libraries.
 pub const CONTEXT: Name = Name::new("context");
 /// Kernels that a device's libraries load into the host's memory when they first need them.

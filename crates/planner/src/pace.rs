@@ -3,7 +3,7 @@
 //! The time follows from a plan's levers, measured prices and the lengths of samples. Short samples share a micro-batch, so each
 //! micro-batch is counted separately. No choice depends on the pace.
 
-use memory_policy::{MemorySnapshot, Place};
+use memory_policy::{MemorySnapshot, MemorySpace};
 use t5::Levers;
 use t5_ops::Calls;
 
@@ -79,7 +79,7 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
         step_bus_bytes_behind: written.overlapped,
         ..Pace::default()
     };
-    let traffic = Traffic::count(job.model, training, job.place)?;
+    let traffic = Traffic::total(job.model, training, job.place)?;
     Ok(traffic.map_or(of_step, |traffic| step.with_sent(of_step, &traffic, lengths)))
 }
 
@@ -138,7 +138,7 @@ impl StepEstimate<'_> {
     /// The requests of an update to a card; none if launches have no price.
     fn update_calls(&self) -> Calls {
         let Work::Training(training) = &self.job.work else { return Calls::default() };
-        let is_priced = self.job.place == Place::Device && self.job.prices.launch > 0.0;
+        let is_priced = self.job.place == MemorySpace::Device && self.job.prices.launch > 0.0;
         if is_priced { self.counter.update_calls(&self.levers, training.options) } else { Calls::default() }
     }
 
@@ -156,7 +156,7 @@ impl StepEstimate<'_> {
 
     /// The seconds by which copies and files make a step on a card longer.
     fn copy_wait_seconds(&self, lengths: &[(usize, usize)]) -> Option<f64> {
-        if self.job.place == Place::Host {
+        if self.job.place == MemorySpace::Host {
             return None;
         }
         let resident = StepEstimate { written: StepIo::default(), ..*self };
@@ -211,7 +211,7 @@ mod tests {
     const LONGEST: (usize, usize) = (256, 256);
 
     /// The pace of t5-small over 8 samples, one picosecond a multiply-add.
-    fn pace(lengths: &[(usize, usize)], file: bool) -> Pace {
+    fn pace_of_t5_small(lengths: &[(usize, usize)], file: bool) -> Pace {
         let model = t5::Config::preset("t5-small").unwrap();
         let options = TrainerOptions { total_steps: 10, ..TrainerOptions::default() };
         let training = Training { disk_writes: 1 << 40, ..testing::training(&options) };
@@ -228,20 +228,21 @@ mod tests {
 
     #[test]
     fn a_step_takes_the_time_of_its_tokens() {
-        let [long, short] = [&[][..], &[(64, 64)]].map(|lengths| pace(lengths, false).step_seconds.unwrap());
+        let [long, short] =
+            [&[][..], &[(64, 64)]].map(|lengths| pace_of_t5_small(lengths, false).step_seconds.unwrap());
         // 8 x 512 tokens through 60 M parameters, forward and backward: about 370 billion multiply-adds.
         assert!((0.3..0.6).contains(&long), "{long}");
         assert!((3.8..4.8).contains(&(long / short)), "{long} {short}");
-        assert_eq!(pace(&[LONGEST; 3], false).step_seconds, Some(long));
+        assert_eq!(pace_of_t5_small(&[LONGEST; 3], false).step_seconds, Some(long));
         // One long sample among short ones does not pad the others to its length.
-        let mixed = pace(&[LONGEST, (64, 64), (64, 64), (64, 64)], false).step_seconds.unwrap();
+        let mixed = pace_of_t5_small(&[LONGEST, (64, 64), (64, 64), (64, 64)], false).step_seconds.unwrap();
         assert!(mixed < 0.75 * long && mixed > short, "{mixed} {long} {short}");
     }
 
     #[test]
     fn bytes_of_gradients_do_not_depend_on_the_length_of_samples() {
-        let [long, short] = [&[][..], &[(64, 64)]].map(|lengths| pace(lengths, true).step_written_bytes);
+        let [long, short] = [&[][..], &[(64, 64)]].map(|lengths| pace_of_t5_small(lengths, true).step_written_bytes);
         assert!(long >= 60_506_624 * 4 && short <= long, "{long} {short}");
-        assert_eq!(pace(&[], false).step_written_bytes, 0);
+        assert_eq!(pace_of_t5_small(&[], false).step_written_bytes, 0);
     }
 }

@@ -3,7 +3,7 @@
 //! Some kernels, and some values of levers, exist only on a device. The table of levers says which values do ([`crate::Lever::works_at`]).
 //! The search leaves the others out, and this module refuses a job that asks for one.
 
-use memory_policy::{Bytes, CostRow, MemorySnapshot, Place};
+use memory_policy::{Bytes, CostRow, MemorySnapshot, MemorySpace};
 use t5::Levers;
 
 use crate::StepChoice;
@@ -26,15 +26,15 @@ pub fn check(job: &Job<'_>) -> Result<()> {
 }
 
 /// The rows of buffers in the host's memory and on a device for communication between processes.
-pub fn communication(place: Place, processes: &Processes) -> Vec<CostRow> {
+pub fn communication(place: MemorySpace, processes: &Processes) -> Vec<CostRow> {
     let Processes { buffers, between_cards, .. } = *processes;
     let note = match (place, between_cards) {
-        (Place::Device, None) => "on its way between GPUs at a time, through the host's memory",
+        (MemorySpace::Device, None) => "on its way between GPUs at a time, through the host's memory",
         _ => "sent to other processes and received at a time",
     };
     let of = |bytes: u64, note: &str, place| (bytes > 0).then(|| CostRow::new(COMMUNICATION, bytes, note).at(place));
     let on_cards = of(between_cards.unwrap_or(0), "received from other GPUs at a time, for sums in order", place);
-    of(buffers, note, Place::Host).into_iter().chain(on_cards).collect()
+    of(buffers, note, MemorySpace::Host).into_iter().chain(on_cards).collect()
 }
 
 /// The row of operands on the host for a device.
@@ -43,20 +43,20 @@ pub fn staging(bytes: u64) -> Option<CostRow> {
 }
 
 /// Bytes of pinned host memory through which a device's tensors go to other processes.
-pub fn pinned_for_others(place: Place, processes: &Processes) -> u64 {
-    if place == Place::Device && processes.number > 1 { cuda_device::STAGING_BYTES } else { 0 }
+pub fn pinned_for_others(place: MemorySpace, processes: &Processes) -> u64 {
+    if place == MemorySpace::Device && processes.number > 1 { cuda_device::STAGING_BYTES } else { 0 }
 }
 
 /// The place of tensors, in words.
-pub fn in_memory(place: Place) -> &'static str {
+pub fn in_memory(place: MemorySpace) -> &'static str {
     match place {
-        Place::Host => "in memory",
-        Place::Device => "on the GPU",
+        MemorySpace::Host => "in memory",
+        MemorySpace::Device => "on the GPU",
     }
 }
 
 /// A note about weights: where they are `kept`, and how many are in memory at a time.
-pub(crate) fn note_of_weights(kept: &str, place: Place, levers: &Levers) -> String {
+pub(crate) fn note_of_weights(kept: &str, place: MemorySpace, levers: &Levers) -> String {
     let here = in_memory(place);
     let (one, of_others) =
         if levers.has_weights_by_matrix() { ("one matrix", "one matrix") } else { ("one block", "one") };
@@ -87,8 +87,8 @@ const POOL_PERCENT: u64 = 4;
 
 /// The row of memory that a device holds beside tensors under every plan, with NCCL or without. After a device has been opened and a step
 /// rehearsed on it, this memory is measured.
-pub fn context(place: Place, has_nccl: bool, now: &MemorySnapshot) -> Option<CostRow> {
-    if place == Place::Host {
+pub fn context(place: MemorySpace, has_nccl: bool, now: &MemorySnapshot) -> Option<CostRow> {
+    if place == MemorySpace::Host {
         return None;
     }
     let (nccl, of) = if has_nccl { (ASSUMED_NCCL_BYTES, "cuBLAS, NCCL") } else { (0, "cuBLAS") };
@@ -104,8 +104,8 @@ pub fn context(place: Place, has_nccl: bool, now: &MemorySnapshot) -> Option<Cos
 }
 
 /// The row of kernels that a device's libraries will load into the host's memory.
-pub fn kernels_on_host(place: Place, now: &MemorySnapshot) -> Option<CostRow> {
-    let bytes = now.device.as_ref().filter(|_| place == Place::Device)?.kernels_on_host;
+pub fn kernels_on_host(place: MemorySpace, now: &MemorySnapshot) -> Option<CostRow> {
+    let bytes = now.device.as_ref().filter(|_| place == MemorySpace::Device)?.kernels_on_host;
     let note = "assumed: those that cuBLAS loads for the sizes of a step";
     (bytes > Bytes::ZERO).then(|| CostRow::new(KERNELS, bytes.0, note))
 }
@@ -113,7 +113,7 @@ pub fn kernels_on_host(place: Place, now: &MemorySnapshot) -> Option<CostRow> {
 /// Adds the row of the device's pool to each phase, for the tensors of the phase and of `fixed`.
 pub fn add_pool(choice: &mut StepChoice, fixed: &[CostRow], now: &MemorySnapshot) {
     let of_tensors = |rows: &[CostRow]| -> Bytes {
-        let on_device = rows.iter().filter(|row| row.place == Place::Device && row.name != CONTEXT);
+        let on_device = rows.iter().filter(|row| row.place == MemorySpace::Device && row.name != CONTEXT);
         on_device.map(|row| row.bytes).sum()
     };
     let fixed = of_tensors(fixed);
@@ -138,7 +138,7 @@ fn pool_beside(tensors: Bytes, now: &MemorySnapshot) -> CostRow {
         bytes.0,
         format!("{known}: {unit} of units that are not full; assumed: {POOL_PERCENT} % of tensors between them"),
     )
-    .at(Place::Device)
+    .at(MemorySpace::Device)
 }
 
 #[cfg(test)]

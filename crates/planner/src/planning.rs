@@ -1,6 +1,6 @@
 //! From a job to its plan: the costs of all choices, and the fastest choice that fits.
 
-use memory_policy::{Bytes, CostRow, MemorySnapshot, Place, undominated};
+use memory_policy::{Bytes, CostRow, MemorySnapshot, MemorySpace, undominated};
 
 use crate::error::Result;
 use crate::files::memory_for_files;
@@ -66,7 +66,7 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
     let has_nccl = matches!(&job.work, Work::Training(training) if training.processes.between_cards.is_some());
     fixed.extend(place::context(job.place, has_nccl, now));
     fixed.extend(place::kernels_on_host(job.place, now));
-    if job.place == Place::Device {
+    if job.place == MemorySpace::Device {
         steps.iter_mut().for_each(|choice| place::add_pool(choice, &fixed, now));
     }
     let loaders = feed::choices(&job.feed, job.pins);

@@ -7,7 +7,7 @@
 //! built-in factors come from, and the tables of budgets, which compare the prices of whole plans with measured steps.
 
 use candle_core::DType;
-use memory_policy::{Bytes, Place};
+use memory_policy::{Bytes, MemorySpace};
 use serde::{Deserialize, Serialize};
 use t5::Levers;
 use t5::step::count::PassCalls;
@@ -177,7 +177,7 @@ impl Prices {
 
     /// Prices of a card beside any processor: not measured. A micro-batch of t5-base has about 12,000 launches of candle's kernels, of
     /// about 5 microseconds each. In that time a card would multiply one to five thousand tokens; tens of thousands keep its units busy.
-    /// Scores lie in memory, and each chunk of the loss waits for the device. At 4 * 10^13 multiply-adds a second, a byte on a bus of
+    /// Scores are in memory, and each chunk of the loss waits for the device. At 4 * 10^13 multiply-adds a second, a byte on a bus of
     /// 10 GB/s costs four thousand of them. A byte in a file at 2 GB/s costs twenty thousand. A cast moves 6 bytes, at 2 TB/s.
     pub fn card() -> Self {
         Self {
@@ -201,8 +201,8 @@ impl Prices {
     }
 
     /// The built-in prices for tensors at `place`.
-    pub fn at(place: Place, activations: DType) -> Self {
-        if place == Place::Device { Self::card() } else { Self::of_units(activations) }
+    pub fn at(place: MemorySpace, activations: DType) -> Self {
+        if place == MemorySpace::Device { Self::card() } else { Self::of_units(activations) }
     }
 
     /// The built-in prices of this process's units that multiply activations of this dtype.

@@ -49,7 +49,7 @@ pub fn halvings(n: usize) -> Vec<usize> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use memory_policy::Place;
+    use memory_policy::MemorySpace;
     use t5::LayerMajor;
 
     use super::*;
@@ -62,7 +62,7 @@ mod tests {
     }
 
     fn space(pins: &Pins) -> Space<'_> {
-        let (place, has_large_moments, has_others) = (Place::Host, false, false);
+        let (place, has_large_moments, has_others) = (MemorySpace::Host, false, false);
         Space {
             pins,
             place,

@@ -5,7 +5,7 @@
 //! plan. Times are not rounded this way, because no choice depends on them.
 
 use candle_core::DType;
-use memory_policy::Place;
+use memory_policy::MemorySpace;
 use serde::{Deserialize, Serialize};
 use t5::Levers;
 use trainer::TrainerOptions;
@@ -265,7 +265,7 @@ impl MachineSpeed {
         tokens: (usize, usize),
     ) -> Result<(Prices, f64)> {
         let counter = StepCounter::new(model, options, 1, tokens, &Processes::default())?;
-        let place = if self.f32.card.is_some() { Place::Device } else { Place::Host };
+        let place = if self.f32.card.is_some() { MemorySpace::Device } else { MemorySpace::Host };
         let (arithmetic, counter) = (counter.arithmetic(1), counter.at(place, options));
         let [f32, bf16] = [&self.f32, &self.bf16].map(|speed| speed.times(model, tokens, &arithmetic).training);
         let prices = self.in_precision(options.precision.activations()).prices(model, options, tokens, &counter);

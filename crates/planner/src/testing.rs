@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use memory_policy::{Budget, Bytes, MemorySnapshot, Place};
+use memory_policy::{Budget, Bytes, MemorySnapshot, MemorySpace};
 use t5::StoredWeights;
 use t5::safetensors::StoredIn;
 use t5_ops::{InstructionSet, Processor};
@@ -46,7 +46,7 @@ pub(crate) fn job<'a>(model: &'a t5::Config, training: Training<'a>, pins: &'a P
         work: Work::Training(training),
         samples: 8,
         longest: (64, 64),
-        place: Place::Host,
+        place: MemorySpace::Host,
         budgets: Budget::ShareOfAvailable.into(),
         pins,
         feed: Feed::Given,

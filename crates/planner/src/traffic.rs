@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use memory_policy::Place;
+use memory_policy::MemorySpace;
 use t5::step::count::BlockArithmetic;
 use t5::{LayerMajor, Levers, ParameterSpec, Part};
 use trainer::Sharding;
@@ -82,7 +82,7 @@ type Known = HashMap<(Option<LayerMajor>, usize), Rc<Sent>>;
 /// The traffic between several processes.
 pub struct Traffic {
     processes: Processes,
-    place: Place,
+    place: MemorySpace,
     has_tied_head: bool,
     /// The number of blocks of the encoder, and of both stacks.
     blocks: (usize, usize),
@@ -98,7 +98,7 @@ impl Traffic {
     ///
     /// # Errors
     /// An unknown item in `freeze`, or everything frozen.
-    pub fn count(model: &t5::Config, training: &Training<'_>, place: Place) -> Result<Option<Self>> {
+    pub fn total(model: &t5::Config, training: &Training<'_>, place: MemorySpace) -> Result<Option<Self>> {
         let (processes, options) = (training.processes, training.options);
         if processes.number == 1 {
             return Ok(None);
@@ -196,7 +196,7 @@ impl Traffic {
     /// Bytes that a process on a card copies to the host and back for the gradients and weights of a part.
     fn bus_bytes_of(&self, rank: usize, owned: &Owned, moved: TransferCounts) -> u64 {
         let Processes { sent_sums, sharding, between_cards, .. } = self.processes;
-        if self.place == Place::Host || between_cards.is_some() {
+        if self.place == MemorySpace::Host || between_cards.is_some() {
             return 0;
         }
         let all: u64 = owned.gradient_bytes.iter().sum();
@@ -262,7 +262,7 @@ impl Traffic {
     }
 
     fn multiply_add_ps(&self, prices: &Prices) -> f64 {
-        let built_in = if self.place == Place::Host { MULTIPLY_ADD_PS } else { MULTIPLY_ADD_PS_ON_A_CARD };
+        let built_in = if self.place == MemorySpace::Host { MULTIPLY_ADD_PS } else { MULTIPLY_ADD_PS_ON_A_CARD };
         prices.multiply_add_ps.unwrap_or(built_in)
     }
 

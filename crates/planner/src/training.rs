@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use candle_core::DType;
-use memory_policy::{Bytes, CostRow, FEEDING, Name, Phase, Place, undominated};
+use memory_policy::{Bytes, CostRow, FEEDING, MemorySpace, Name, Phase, undominated};
 use t5::{Levers, ParameterSpec};
 use trainer::Sharding;
 use trainer::costs::SavedFrom;
@@ -32,7 +32,7 @@ use crate::{Job, StepChoice, place};
 pub const MAX_EVALUATED_TOGETHER: usize = 16;
 
 /// Small blocks of a step beyond the estimates for every phase. Up to 0.9 MiB beyond the first of these estimates were measured. Most of
-/// them are tensors of short samples, which lie beside the pages of the long ones.
+/// them are tensors of short samples, which are beside the pages of the long ones.
 const SMALL_TENSORS_BYTES: u64 = 768 << 10;
 
 /// The choices of training: the fixed memory of a run, and the ways to carry out a step.
@@ -50,7 +50,7 @@ pub(crate) fn offer(
     let offer = Offer {
         state: Some(state.clone()),
         // With virtual shards the bits do not depend on the number of processes, so neither does the plan.
-        traffic: Traffic::count(job.model, training, job.place)?.filter(|_| !training.processes.closes_shards),
+        traffic: Traffic::total(job.model, training, job.place)?.filter(|_| !training.processes.closes_shards),
         ..Offer::new(job, training, &counter, memory_for_files)?
     };
     let steps = match training.wanted {
@@ -60,7 +60,7 @@ pub(crate) fn offer(
             undominated(offer.choices(), is_kept)
         }
     };
-    // If moments may lie in a file, they are a part of each choice.
+    // If moments may be in a file, they are a part of each choice.
     let mut fixed = if counter.state_on_disk().is_some() { Vec::new() } else { vec![state] };
     fixed.extend(place::communication(job.place, &training.processes));
     Ok((fixed, steps))
@@ -101,7 +101,7 @@ impl<'a> Offer<'a> {
         let gradients = if counter.gradients() == DType::BF16 { "bf16, tables f32" } else { "f32" };
         let loading = counter.of_model().loading(dtype, job.place, training.base.as_ref());
         let saving = |moments_in_file: bool| -> Result<CostRow> {
-            let from = SavedFrom { device: job.place == Place::Device, moments_in_file };
+            let from = SavedFrom { device: job.place == MemorySpace::Device, moments_in_file };
             let row = match training.processes.number {
                 1 => trainer::costs::saving(job.model, training.options, dtype, from)?,
                 _ => trainer::costs::saving_of_several(),
@@ -135,7 +135,7 @@ impl<'a> Offer<'a> {
             frozen: self.training.base.map(|_| FrozenBlocks::new(self.job.model, PARTS)),
             has_others: self.traffic.is_some(),
             casts_weights: self.casts_weights(DType::F32 == self.training.options.parameter_dtype()),
-            casts_adapter: self.casts_weights(self.job.place == Place::Device && self.job.model.lora.is_some()),
+            casts_adapter: self.casts_weights(self.job.place == MemorySpace::Device && self.job.model.lora.is_some()),
             graphs: self.graphs(),
         };
         let (ways, cuts) = space.schedules_and_sizes();
@@ -168,7 +168,7 @@ impl<'a> Offer<'a> {
     fn graphs(&self) -> Option<Graphs> {
         let is_possible = self.counter.is_recordable() && !self.counter.pages_weights(&Levers::default());
         let (are_wanted, have_prices) = (cuda_device::records_micro_batches(), self.job.prices.knows_graphs());
-        (self.job.place == Place::Device && is_possible).then_some(Graphs { are_wanted, have_prices })
+        (self.job.place == MemorySpace::Device && is_possible).then_some(Graphs { are_wanted, have_prices })
     }
 
     /// Whether these levers record micro-batches, and rows are similar enough in length.
@@ -248,7 +248,7 @@ impl<'a> Offer<'a> {
     }
 
     fn keeps_logits(&self, chunk_rows: usize) -> bool {
-        self.job.place == Place::Device || t5_ops::keeps_logits(self.counter.of_model().activations(), chunk_rows)
+        self.job.place == MemorySpace::Device || t5_ops::keeps_logits(self.counter.of_model().activations(), chunk_rows)
     }
 
     /// A note about the source of a row's number.
@@ -312,17 +312,17 @@ impl<'a> Offer<'a> {
         let gradients = CostRow::new(GRADIENTS, gradients, "kept for the next step").at(place);
         let resting = std::iter::once(gradients).chain(kept()).collect();
         let saving = std::iter::once(buffers.clone()).chain(kept()).collect();
-        // If weights lie in a file, their rows include the transit buffer.
+        // If weights are in a file, their rows include the transit buffer.
         let pages = self.counter.pages_weights(levers);
         let loading = match (pages, place) {
             // The weights are copied to their place on the host.
-            (true, Place::Device) => {
+            (true, MemorySpace::Device) => {
                 let paged = self.counter.of_model().paged(levers);
                 let base = self.training.base.as_ref();
                 let bytes = base.map_or_else(|| paged.in_transit(), |base| paged.in_transit_in_place(base));
                 place::staging(bytes).into_iter().collect()
             }
-            (true, Place::Host) if levers.weight_blocks_in_memory() == 0 => Vec::new(),
+            (true, MemorySpace::Host) if levers.weight_blocks_in_memory() == 0 => Vec::new(),
             _ => self.loading.clone(),
         };
         let mut phases = vec![phase(LOADING, resident.loading, loading), phase(FEEDING, resident.saving, resting)];
@@ -358,7 +358,7 @@ impl<'a> Offer<'a> {
         self.counter.offloaded_to_host(levers, self.training.base.as_ref(), parameters)
     }
 
-    /// The row of the optimizer's state if its moments may lie in a file. Otherwise the job has that row, not the choice.
+    /// The row of the optimizer's state if its moments may be in a file. Otherwise the job has that row, not the choice.
     fn state_of_choice(&self, levers: &Levers, is_loading: bool) -> Option<CostRow> {
         self.counter.state_on_disk()?;
         self.state(levers, is_loading)
@@ -370,7 +370,7 @@ impl<'a> Offer<'a> {
         let Some(state) = self.counter.state_on_disk().filter(|_| levers.has_optimizer_on_disk()) else {
             return Some(in_memory);
         };
-        let is_read = is_loading && self.job.place == Place::Host;
+        let is_read = is_loading && self.job.place == MemorySpace::Host;
         let bytes = if is_read { state.loading } else { state.resident };
         let lies = if levers.has_host_memory() { "in the host's memory" } else { "in a file" };
         let words = self.training.options.optimizer.in_words();

@@ -1,6 +1,6 @@
 //! The memory of planning beyond the choices that it keeps. There is only one test, because the allocator counts all threads.
 
-use memory_policy::{Budget, Bytes, MemorySnapshot, Place};
+use memory_policy::{Budget, Bytes, MemorySnapshot, MemorySpace};
 use planner::{Evaluation, Feed, Job, Pins, Prices, Processes, RowCounts, Training, Wanted, Work};
 use t5::safetensors::StoredIn;
 use t5::{AnswerShape, Config, Lora, StoredWeights};
@@ -44,7 +44,7 @@ fn planning(samples: usize, evaluation: Option<Evaluation<'_>>) -> (u64, u64) {
         work: Work::Training(training),
         samples,
         longest: (64, 32),
-        place: Place::Host,
+        place: MemorySpace::Host,
         budgets: Budget::Explicit(Bytes::gib(4)).into(),
         pins: &Pins::default(),
         feed: Feed::Given,

@@ -93,7 +93,7 @@ impl ArrowRows {
         let columns = wanted.iter().map(|column| Wanted {
             column: column.clone(),
             place: place(schema.fields(), &column.name),
-            classes: kind.classes.of(&column.name).cloned(),
+            classes: kind.classes.names(&column.name).cloned(),
         });
         let columns = columns.collect();
         let most_row_bytes = kind.options.max_row_bytes;

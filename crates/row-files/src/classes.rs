@@ -33,14 +33,14 @@ impl Classes {
     }
 
     /// The names of a column's classes, in the order of their numbers.
-    pub fn of(&self, column: &str) -> Option<&Arc<[String]>> {
+    pub fn names(&self, column: &str) -> Option<&Arc<[String]>> {
         self.0.get(column)
     }
 
     /// Each of these columns that has classes, with some of their names.
     pub fn in_words<'a>(&self, columns: impl IntoIterator<Item = &'a str>) -> String {
         let of_column = |column: &str| {
-            let names = self.of(column)?;
+            let names = self.names(column)?;
             let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
             let more = names.len().saturating_sub(SHOWN);
             let others = if more > 0 { format!(" and {more} more") } else { String::new() };
@@ -84,7 +84,7 @@ mod tests {
                 "size": {"dtype": "int64", "_type": "Value"}
             }}}"#,
         );
-        let of = |column| classes.of(column).map(|names| names.join(" "));
+        let of = |column| classes.names(column).map(|names| names.join(" "));
         assert_eq!(of("label").as_deref(), Some("World Sports"));
         assert_eq!((of("tags").as_deref(), of("old").as_deref()), (Some("a b"), Some("c")));
         assert_eq!((of("text"), of("size")), (None, None));

@@ -1,6 +1,6 @@
 //! Columns, and the texts that they give for a row.
 //!
-//! [`Pairing::of`] decides from the names of a file's columns; `docs/data.md` has the table of known forms. [`Pairing::texts`] then makes
+//! [`Pairing::choose`] decides from the names of a file's columns; `docs/data.md` has the table of known forms. [`Pairing::texts`] then makes
 //! the source and the target of a row.
 
 use std::borrow::Cow;
@@ -395,16 +395,16 @@ mod tests {
     fn chosen_columns_come_before_known_ones_and_have_to_be_there() {
         let columns = ["prompt", "response", "german"].map(str::to_owned);
         let chosen = |response: &str| Chosen { response: Some(response.to_owned()), ..Chosen::default() };
-        let pairing = Pairing::of(&columns, &chosen("german")).unwrap();
+        let pairing = Pairing::choose(&columns, &chosen("german")).unwrap();
         assert_eq!(pairing.flat(), Some(("prompt", "german")));
-        assert_eq!(Pairing::of(&columns, &chosen("french")), Err(Unpaired::Missing("french".to_owned())));
+        assert_eq!(Pairing::choose(&columns, &chosen("french")), Err(Unpaired::Missing("french".to_owned())));
         let text = Chosen { is_text: true, ..Chosen::default() };
-        assert_eq!(Pairing::of(&columns, &text), Err(Unpaired::Missing("text".to_owned())));
+        assert_eq!(Pairing::choose(&columns, &text), Err(Unpaired::Missing("text".to_owned())));
     }
 
     #[test]
     fn a_prompt_and_a_completion_may_be_lists_of_messages() {
-        let pairing = Pairing::of(&["prompt", "completion"].map(str::to_owned), &Chosen::default()).unwrap();
+        let pairing = Pairing::choose(&["prompt", "completion"].map(str::to_owned), &Chosen::default()).unwrap();
         let turns = |turns: &[(&str, &str)]| {
             Cell::Turns(turns.iter().map(|(role, content)| chat::Turn::new(role, content)).collect())
         };
@@ -419,7 +419,8 @@ mod tests {
 
     #[test]
     fn an_instruction_without_input_stands_alone() {
-        let pairing = Pairing::of(&["instruction", "input", "output"].map(str::to_owned), &Chosen::default()).unwrap();
+        let pairing =
+            Pairing::choose(&["instruction", "input", "output"].map(str::to_owned), &Chosen::default()).unwrap();
         let texts = |input: Cell| {
             let cells = vec![Cell::Text("Add".into()), input, Cell::Text("3".into())];
             pairing.texts(&Row { line: 1, cells }).map(|[prompt, response]| format!("{prompt}|{response}"))

@@ -142,16 +142,16 @@ impl Conversion {
     ///
     /// # Errors
     /// A file cannot be read, has no known kind, or lacks the columns; or some files hold pairs and others texts.
-    pub fn of(paths: &[PathBuf], chosen: &Chosen, options: &ReadOptions) -> Result<Self, Error> {
+    pub fn new(paths: &[PathBuf], chosen: &Chosen, options: &ReadOptions) -> Result<Self, Error> {
         let mut sources: Vec<(PathBuf, Arc<Kind>, Arc<Pairing>)> = Vec::with_capacity(paths.len());
         for path in paths {
-            let kind = Kind::of(path, options)?;
+            let kind = Kind::detect(path, options)?;
             if let Some((_, shared, pairing)) = sources.last().filter(|(_, last, _)| **last == kind) {
                 let (kind, pairing) = (Arc::clone(shared), Arc::clone(pairing));
                 sources.push((path.clone(), kind, pairing));
                 continue;
             }
-            let pairing = match Pairing::of(&kind.columns, chosen) {
+            let pairing = match Pairing::choose(&kind.columns, chosen) {
                 Ok(pairing) => pairing,
                 Err(unpaired) => {
                     let delimiter = kind.dialect().map(|(delimiter, _)| delimiter);

@@ -1,6 +1,6 @@
 //! The known forms of rows: which columns of a file are the source and the target, by the names that people use.
 //!
-//! [`Pairing::of`] is a pure function of the columns and the user's choice. It finds one meaning, or refuses: a column is missing, or the
+//! [`Pairing::choose`] is a pure function of the columns and the user's choice. It finds one meaning, or refuses: a column is missing, or the
 //! columns have two meanings and the answer has a setting for each.
 
 use crate::columns::{Chosen, Instruction, Pairing};
@@ -119,7 +119,7 @@ impl Pairing {
     ///
     /// # Errors
     /// A column is missing, or the columns have two meanings.
-    pub fn of(columns: &[String], chosen: &Chosen) -> Result<Self, Unpaired> {
+    pub fn choose(columns: &[String], chosen: &Chosen) -> Result<Self, Unpaired> {
         let file = File { columns };
         if chosen.is_text {
             return file.required(chosen.text.as_deref().unwrap_or("text")).map(|column| Self::Text { column });

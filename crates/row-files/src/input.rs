@@ -40,7 +40,7 @@ pub enum Compression {
 
 impl Compression {
     /// Detects the compression by the magic bytes.
-    pub fn of(bytes: &[u8]) -> Self {
+    pub fn detect(bytes: &[u8]) -> Self {
         match bytes {
             [0x1f, 0x8b, ..] => Self::Gzip,
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Self::Zstd,
@@ -128,7 +128,7 @@ impl Input {
         let raw = Rc::new(RefCell::new(Raw { file, bytes: 0, hash: digest.then(Sha256::new) }));
         let shared = || BufReader::with_capacity(BUFFER_BYTES, Shared(Rc::clone(&raw)));
         let unpacked = |decoder: Box<dyn Read>| Box::new(Unpacked { decoder, raw: Rc::clone(&raw), bytes: 0 });
-        let compression = Compression::of(&magic);
+        let compression = Compression::detect(&magic);
         let reader: Box<dyn Read> = match compression {
             Compression::None => Box::new(Shared(Rc::clone(&raw))),
             Compression::Gzip => unpacked(Box::new(MultiGzDecoder::new(shared()))),

@@ -35,12 +35,12 @@ pub(crate) struct JsonRows {
     buffer: Vec<u8>,
     /// The next line to read, from 1.
     line: u64,
-    place: Place,
+    state: ArrayState,
 }
 
 /// The state of reading an array.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum ArrayState {
     /// Before the opening bracket.
     Start,
     /// After the opening bracket.
@@ -55,7 +55,7 @@ enum Place {
 
 impl JsonRows {
     pub fn new(input: Input, layout: Layout, wanted: &[Column]) -> Self {
-        Self { input, layout, wanted: wanted.to_vec(), buffer: Vec::new(), line: 1, place: Place::Start }
+        Self { input, layout, wanted: wanted.to_vec(), buffer: Vec::new(), line: 1, state: ArrayState::Start }
     }
 
     pub fn input(&self) -> &Input {
@@ -143,32 +143,34 @@ impl JsonRows {
     /// Finds the next element and copies its text.
     fn next_element(&mut self, first_line: &mut u64) -> Result<Option<bool>, Error> {
         let is_array = self.layout != Layout::Objects;
-        if self.layout == Layout::Wrapped && self.place == Place::Start {
+        if self.layout == Layout::Wrapped && self.state == ArrayState::Start {
             self.skip_to_array()?;
         }
         loop {
             let next = self.peek()?;
             *first_line = self.line;
-            let next = match (self.place, next) {
-                (Place::Start, Some(b'[')) if is_array => Place::First,
-                (Place::Rest, Some(b',')) if is_array => Place::Next,
-                (Place::First | Place::Rest, Some(b']')) if is_array => Place::End,
-                (Place::End, None) => return Ok(None),
-                (Place::End, Some(_)) if self.layout == Layout::Wrapped => return Ok(None),
+            let next = match (self.state, next) {
+                (ArrayState::Start, Some(b'[')) if is_array => ArrayState::First,
+                (ArrayState::Rest, Some(b',')) if is_array => ArrayState::Next,
+                (ArrayState::First | ArrayState::Rest, Some(b']')) if is_array => ArrayState::End,
+                (ArrayState::End, None) => return Ok(None),
+                (ArrayState::End, Some(_)) if self.layout == Layout::Wrapped => return Ok(None),
                 (_, None) if !is_array => return Ok(None),
                 (_, None) => return self.broken("the file ends before its JSON array does"),
-                (Place::End, Some(_)) => return self.broken("expected nothing after the JSON array, got more text"),
-                (Place::Rest, Some(_)) if is_array => {
+                (ArrayState::End, Some(_)) => {
+                    return self.broken("expected nothing after the JSON array, got more text");
+                }
+                (ArrayState::Rest, Some(_)) if is_array => {
                     return self.broken("expected `,` or `]` after an element of the JSON array");
                 }
                 (_, Some(b',' | b']' | b'}')) => return self.broken("expected a JSON object"),
                 (_, Some(_)) => {
                     let is_whole = self.copy_element()?;
-                    self.place = Place::Rest;
+                    self.state = ArrayState::Rest;
                     return Ok(Some(is_whole));
                 }
             };
-            self.place = next;
+            self.state = next;
             self.input.consume(1);
         }
     }

@@ -78,7 +78,7 @@ impl Kind {
     ///
     /// # Errors
     /// The file cannot be read, or has a form that this crate does not read.
-    pub fn of(path: &Path, options: &ReadOptions) -> Result<Self, Error> {
+    pub fn detect(path: &Path, options: &ReadOptions) -> Result<Self, Error> {
         // Only text has an encoding.
         let mut input = Input::open(path, &ReadOptions::default(), false)?;
         let compression = input.compression();

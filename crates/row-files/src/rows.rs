@@ -19,8 +19,8 @@ use crate::row::{Row, has_answers, written_answer};
 /// use row_files::{Chosen, Kind, Pairing, ReadOptions, Row, Rows};
 ///
 /// let path = "train.jsonl".as_ref();
-/// let kind = Kind::of(path, &ReadOptions::default())?;
-/// let pairing = Pairing::of(&kind.columns, &Chosen::default()).expect("known columns");
+/// let kind = Kind::detect(path, &ReadOptions::default())?;
+/// let pairing = Pairing::choose(&kind.columns, &Chosen::default()).expect("known columns");
 /// let mut rows = Rows::open(path, &kind, &pairing.columns(), false)?;
 /// let mut row = Row::default();
 /// while let Some(read) = rows.next(&mut row)? {

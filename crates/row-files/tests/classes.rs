@@ -46,7 +46,7 @@ fn numbers_of_classes_are_read_as_their_names_and_a_text_that_is_not_utf8_costs_
     let of = |response: &str| {
         let chosen =
             Chosen { response: Some(response.to_owned()), prompt: Some("text".to_owned()), ..Chosen::default() };
-        let conversion = Conversion::of(std::slice::from_ref(&path), &chosen, &ReadOptions::default()).unwrap();
+        let conversion = Conversion::new(std::slice::from_ref(&path), &chosen, &ReadOptions::default()).unwrap();
         let (_, kind, pairing) = &conversion.sources[0];
         assert_eq!(kind.rows, Some(5));
         let mut pairs = Vec::new();

@@ -95,7 +95,7 @@ fn read_as(
     options: &ReadOptions,
 ) -> Result<(Counts, Pairs), Error> {
     let mut pairs = Vec::new();
-    let conversion = Conversion::of(paths, chosen, options)?;
+    let conversion = Conversion::new(paths, chosen, options)?;
     let counts = conversion.run(settings, &mut |_, prompt, response| {
         pairs.push((prompt, response));
         Ok(())
@@ -450,7 +450,7 @@ fn chats_in_lists_of_parquet_are_those_of_json() {
     }
     // A whole chat is no response.
     let chosen = Chosen { prompt: Some("id".into()), response: Some("messages".into()), ..Chosen::default() };
-    let conversion = Conversion::of(&[files.0.path().join("a.parquet")], &chosen, &ReadOptions::default()).unwrap();
+    let conversion = Conversion::new(&[files.0.path().join("a.parquet")], &chosen, &ReadOptions::default()).unwrap();
     let error = conversion.run(&Settings::default(), &mut |_, _, _| Ok(())).unwrap_err().to_string();
     assert!(
         error.contains("row 0: column `messages`: expected one message of the assistant in a response, got 2 messages"),
@@ -486,7 +486,7 @@ fn cleaning_duplicates_and_a_split_are_counted_step_by_step() {
         ..Settings::default()
     };
     let mut parts: [Vec<String>; 2] = Default::default();
-    let conversion = Conversion::of(&[path], &Chosen::default(), &ReadOptions::default()).unwrap();
+    let conversion = Conversion::new(&[path], &Chosen::default(), &ReadOptions::default()).unwrap();
     let counts = conversion
         .run(&settings, &mut |part, prompt, response| {
             assert_eq!(response, "r!");

@@ -75,7 +75,7 @@ impl Kernels {
 
 /// The answer.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Answer {
+pub struct PlanOutput {
     /// The command's exit code.
     pub exit: u8,
     /// The text that the command writes to standard error if a plan is refused.
@@ -87,18 +87,18 @@ pub struct Answer {
 }
 
 /// Answers with the plan of a run whose rows are unknown, and with prices that were not measured.
-pub fn answer(question: &Question) -> Answer {
+pub fn answer(question: &Question) -> PlanOutput {
     let planned = question
         .processor
         .processor()
         .and_then(|processor| t5_ops::with_target_processor(processor, || planned(question)));
     match planned {
-        Ok((planned, pace, steps)) => Answer {
+        Ok((planned, pace, steps)) => PlanOutput {
             json: format!("{:#}\n", json_of(&planned.plan, &pace, steps)),
             text: text_of(&planned, &pace, question.explain),
-            ..Answer::default()
+            ..PlanOutput::default()
         },
-        Err(failure) => Answer { exit: failure.exit as u8, error: format!("{failure}\n"), ..Answer::default() },
+        Err(failure) => PlanOutput { exit: failure.exit as u8, error: format!("{failure}\n"), ..PlanOutput::default() },
     }
 }
 

@@ -2,7 +2,7 @@
 
 use collective::Shards;
 use cuda_device::nccl::HAS_NCCL;
-use memory_policy::{Budgets, CostRow, Place};
+use memory_policy::{Budgets, CostRow, MemorySpace};
 use planner::{EvaluatedRows, Evaluation, Feed, Job, Plan, Prices, Processes, Training, Wanted, Work};
 use serde_json::{Value, json};
 use t5::StoredWeights;
@@ -88,11 +88,11 @@ impl<'a> RunJob<'a> {
         let Shards { processes, .. } = self.shards;
         let of_each =
             |of: fn(Shards, usize) -> usize| (0..processes).map(|rank| of(self.shards, rank)).max().unwrap_or(1);
-        let max_shards = of_each(|shards, rank| shards.of(rank).len());
+        let max_shards = of_each(|shards, rank| shards.owned_by(rank).len());
         let sent_sums = of_each(|shards, rank| shards.extents(rank).len());
         let sharding = self.config.parallel.sharding;
         let owners = if sharding == Sharding::None { 1 } else { processes };
-        let are_on_cards = place(self.config) == Place::Device;
+        let are_on_cards = place(self.config) == MemorySpace::Device;
         let are_connected = HAS_NCCL && are_on_cards && processes > 1 && !self.config.parallel.shares_cards;
         // Saved tensors go through the host's memory.
         let buffers = match are_connected {
@@ -135,8 +135,8 @@ pub fn budgets(config: &Config) -> Budgets {
 }
 
 /// The place of a run's tensors: the device that is named, or else the host's memory.
-pub fn place(config: &Config) -> Place {
-    if is_named(&config.run.device) { Place::Device } else { Place::Host }
+pub fn place(config: &Config) -> MemorySpace {
+    if is_named(&config.run.device) { MemorySpace::Device } else { MemorySpace::Host }
 }
 
 /// Whether this name is a device other than the CPU.

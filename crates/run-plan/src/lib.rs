@@ -22,4 +22,4 @@ pub mod pace;
 pub mod priced;
 pub mod remedies;
 
-pub use answer::{Answer, Question, answer};
+pub use answer::{PlanOutput, Question, answer};

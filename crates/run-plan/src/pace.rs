@@ -172,7 +172,7 @@ impl RunPace {
         let lines = [("Truncation", self.truncation()), ("Time", self.time()), ("Precision", self.precision())]
             .into_iter()
             .chain(disk)
-            .chain([("Bus", self.bus()), ("Network", self.network()), ("Card", self.requests())]);
+            .chain([("Bus", self.bus()), ("Network", self.network()), ("GPU", self.requests())]);
         lines.filter_map(|(name, words)| Some(memory_policy::labelled(name, &words?))).collect()
     }
 

@@ -1,7 +1,7 @@
 //! The prices of a run, and their source.
 
 use candle_core::DType;
-use memory_policy::Place;
+use memory_policy::MemorySpace;
 use planner::Prices;
 
 use crate::config::{Config, PricesFrom};
@@ -20,7 +20,7 @@ pub struct Priced {
 
 impl Priced {
     /// The prices that the config gives, or else the built-in prices.
-    pub fn without_measuring(from: PricesFrom, place: Place, activations: DType) -> Self {
+    pub fn without_measuring(from: PricesFrom, place: MemorySpace, activations: DType) -> Self {
         match from {
             PricesFrom::Given(prices) => Self { prices, bf16_over_f32: None, origin: "given" },
             _ => Self { prices: Prices::at(place, activations), bf16_over_f32: None, origin: "built in" },

@@ -1,6 +1,6 @@
 //! Remedies for a refusal: each setting that might need less memory is tried, and listed with the memory that the run would then need.
 
-use memory_policy::{Budget, Budgets, Bytes, Limit, MemorySnapshot, Place};
+use memory_policy::{Budget, Budgets, Bytes, Limit, MemorySnapshot, MemorySpace};
 use planner::{Costs, DoesNotFit, Wanted};
 use toml::Value;
 use trainer::TrainerOptions;
@@ -19,8 +19,8 @@ const ALL_WRITES: u64 = 1 << 60;
 pub fn failure(refusal: DoesNotFit, job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Failure {
     let (needed, limit, margin) = (refusal.smallest_budget, refusal.limit, refusal.restart_margin);
     let place = match refusal.limited_by {
-        Limit::DeviceBudget | Limit::DeviceAvailable => Place::Device,
-        Limit::Budget | Limit::Available => Place::Host,
+        Limit::DeviceBudget | Limit::DeviceAvailable => MemorySpace::Device,
+        Limit::Budget | Limit::Available => MemorySpace::Host,
     };
     let mut failure = Failure::from(refusal);
     // A remedy that cannot be computed is not listed.
@@ -40,7 +40,7 @@ pub fn failure(refusal: DoesNotFit, job: &RunJob<'_>, now: &MemorySnapshot, step
 #[derive(Clone, Copy)]
 struct At<'a> {
     now: &'a MemorySnapshot,
-    place: Place,
+    place: MemorySpace,
 }
 
 /// A remedy.
@@ -140,8 +140,8 @@ impl Variant {
 fn smallest(costs: &Costs, budgets: Budgets, At { now, place }: At<'_>) -> Option<DoesNotFit> {
     let nothing = Budget::Explicit(Bytes(1));
     let budgets = match place {
-        Place::Host => Budgets { process: nothing, ..budgets },
-        Place::Device => Budgets { device: nothing, ..budgets },
+        MemorySpace::Host => Budgets { process: nothing, ..budgets },
+        MemorySpace::Device => Budgets { device: nothing, ..budgets },
     };
     memory_policy::plan(now, costs, budgets).err()
 }

@@ -17,7 +17,7 @@ const MAX_EVALUATIONS: usize = 16;
 /// The answer to one prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Answer {
+pub struct SampleAnswer {
     /// The prompt.
     pub prompt: String,
     /// The model's answer.
@@ -26,7 +26,7 @@ pub struct Answer {
     pub expected: String,
 }
 
-impl Answer {
+impl SampleAnswer {
     /// Whether the answer is right.
     pub fn is_right(&self) -> bool {
         self.answer.trim() == self.expected.trim()
@@ -40,17 +40,17 @@ impl Answer {
 /// Answers, by the step of their evaluation.
 #[derive(Clone, Debug, Default)]
 pub struct Answers {
-    kept: Vec<(u64, Vec<Answer>)>,
+    kept: Vec<(u64, Vec<SampleAnswer>)>,
 }
 
 impl Answers {
     /// Adds the answers of the evaluation at `step`. Earlier answers of the same step are replaced.
-    pub fn note(&mut self, step: u64, answers: Vec<Answer>) {
+    pub fn note(&mut self, step: u64, answers: Vec<SampleAnswer>) {
         let cut = |text: String| clipped(&text, MAX_CHARACTERS);
-        let answers: Vec<Answer> = answers
+        let answers: Vec<SampleAnswer> = answers
             .into_iter()
             .take(MAX_OF_AN_EVALUATION)
-            .map(|Answer { prompt, answer, expected }| Answer {
+            .map(|SampleAnswer { prompt, answer, expected }| SampleAnswer {
                 prompt: cut(prompt),
                 answer: cut(answer),
                 expected: cut(expected),
@@ -81,11 +81,11 @@ impl Answers {
     }
 
     fn bytes(&self) -> usize {
-        self.kept.iter().flat_map(|(_, answers)| answers).map(Answer::bytes).sum()
+        self.kept.iter().flat_map(|(_, answers)| answers).map(SampleAnswer::bytes).sum()
     }
 
     /// The answers, oldest first, with the steps of their evaluations.
-    pub fn by_step(&self) -> &[(u64, Vec<Answer>)] {
+    pub fn by_step(&self) -> &[(u64, Vec<SampleAnswer>)] {
         &self.kept
     }
 }
@@ -94,8 +94,8 @@ impl Answers {
 mod tests {
     use super::*;
 
-    fn answer(characters: usize) -> Answer {
-        Answer { prompt: "字".repeat(characters), answer: "<b>".into(), expected: "<b> ".into() }
+    fn answer(characters: usize) -> SampleAnswer {
+        SampleAnswer { prompt: "字".repeat(characters), answer: "<b>".into(), expected: "<b> ".into() }
     }
 
     #[test]

@@ -32,7 +32,7 @@ mod series;
 pub mod tensorboard;
 pub mod visible;
 
-pub use answers::{Answer, Answers};
+pub use answers::{Answers, SampleAnswer};
 pub use line::{Line, Step};
 pub use reading::{MetricsTail, ReadError, read, read_lines};
 pub use run::{Evaluation, Note, Run, Totals};

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::answers::{Answer, Answers};
+use crate::answers::{Answers, SampleAnswer};
 use crate::figures::clipped;
 use crate::line::{Line, Step, number_of};
 use crate::series::Series;
@@ -330,7 +330,7 @@ impl Run {
                 (at - 1) % 2 == 0 || at - 1 == last
             });
         }
-        if let Ok(answers) = serde_json::from_value::<Vec<Answer>>(fields["examples"].clone()) {
+        if let Ok(answers) = serde_json::from_value::<Vec<SampleAnswer>>(fields["examples"].clone()) {
             self.answers.note(step, answers);
         }
     }

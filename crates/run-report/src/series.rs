@@ -1,6 +1,6 @@
 //! A curve in bounded memory: buckets of equal width, each with the least, the largest and the mean of its values.
 //!
-//! When a value lies beyond the last bucket, neighbouring buckets are joined and the width doubles. The least, largest,
+//! When a value is beyond the last bucket, neighbouring buckets are joined and the width doubles. The least, largest,
 //! sum and count of a bucket stay exact, so a spike survives any down-sampling.
 
 use crate::figures::median;

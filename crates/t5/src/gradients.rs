@@ -135,7 +135,7 @@ impl<T: Ops> Gradients<T> {
         let sum = self.complete(index, weight)?;
         let slot = &mut self.slots[index];
         (slot.accumulator, slot.empty) = (None, true);
-        slot.closed.push((Extent::of(shard), sum));
+        slot.closed.push((Extent::single(shard), sum));
         while let [.., (left, _), (right, _)] = slot.closed.as_slice()
             && let Some(both) = left.with(*right)
             && let (Some((_, right)), Some((extent, left))) = (slot.closed.pop(), slot.closed.last_mut())

@@ -117,7 +117,7 @@ pub fn weights_elsewhere(
     Ok(dealt.filter(is_elsewhere).map(|(spec, _)| spec.name).collect())
 }
 
-/// The optimizer's state where its large moments lie in a file.
+/// The optimizer's state where its large moments are in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateOnDisk {
     /// Bytes in memory: the small moments, and the rows of large ones that are being updated.
@@ -128,7 +128,7 @@ pub struct StateOnDisk {
     pub written: u64,
 }
 
-/// [`optimizer_state`] with its large moments in a file. `None` if no moment would lie there.
+/// [`optimizer_state`] with its large moments in a file. `None` if no moment would be there.
 ///
 /// # Errors
 /// As [`optimizer_state`].
@@ -193,12 +193,12 @@ pub fn saving_of_several() -> CostRow {
     CostRow { name: "save buffers", bytes: SAVE_BYTES }
 }
 
-/// Where the tensors of a checkpoint lie.
+/// Where the tensors of a checkpoint are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SavedFrom {
     /// On a device. They are copied from it a piece at a time.
     pub device: bool,
-    /// Whether large moments lie in a file.
+    /// Whether large moments are in a file.
     pub moments_in_file: bool,
 }
 

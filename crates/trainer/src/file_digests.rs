@@ -90,7 +90,7 @@ mod tests {
         let sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(first["weights"].sha256, sha256);
         assert_eq!(of(&path, &first), first);
-        // Whoever has the stamp is believed; a copy has another one, and is read.
+        // A file with the recorded stamp is not read again. A copy has another stamp, and is read.
         first.get_mut("weights").unwrap().sha256 = "known".to_owned();
         #[cfg(unix)]
         assert_eq!(of(&path, &first)["weights"].sha256, "known");

@@ -1,6 +1,6 @@
 //! The optimizer of a trainer: its options, the number of updates made, and the state of every trainable parameter.
 //!
-//! An optimizer is a `Rule`. The rest is the same for all: where state lies, how it is saved, who holds it.
+//! An optimizer is a `Rule`. The rest is the same for all: where state is, how it is saved, who holds it.
 //!
 //! Invariants:
 //! * A frozen parameter has no state.
@@ -115,7 +115,7 @@ pub struct Optimizer {
     device: Device,
     /// The file of large state, if it is not in memory.
     file: Option<StateFile>,
-    /// Whether state lies where [`Optimizer::move_moments`] puts it. At first state by element is zeros on the CPU that take no memory.
+    /// Whether state is where [`Optimizer::move_moments`] puts it. At first state by element is zeros on the CPU that take no memory.
     is_placed: bool,
 }
 
@@ -163,7 +163,7 @@ impl Optimizer {
         self.rounding_seed = Some(seed);
     }
 
-    /// Moves state by element into a file, or to the parameters' device, one by one. Does nothing where it lies there already.
+    /// Moves state by element into a file, or to the parameters' device, one by one. Does nothing where it is there already.
     /// Adafactor's is small and stays where it is.
     ///
     /// # Errors
@@ -360,7 +360,7 @@ impl Optimizer {
 impl State {
     fn zeros(options: &OptimizerOptions, parameter: &Parameter) -> Result<Self> {
         let rule = options.rule();
-        // A plan decides where state by element lies, and a device may have no room for it.
+        // A plan decides where state by element is, and a device may have no room for it.
         let device = if rule.has_state_by_element() { &Device::Cpu } else { parameter.tensor.device() };
         let (names, shapes): (Vec<_>, Vec<_>) = rule.state(parameter.tensor.dims()).into_iter().unzip();
         let zeros = |shape: Vec<usize>| Tensor::zeros(shape, state_dtype(parameter.tensor.dtype()), device);

@@ -167,7 +167,7 @@ impl Parallel {
 
     /// The shards of this process.
     pub fn own_shards(&self) -> Range<usize> {
-        self.shards.of(self.group().rank())
+        self.shards.owned_by(self.group().rank())
     }
 
     /// Assigns each trained parameter to an owner, if `sharding` needs owners.
@@ -358,7 +358,7 @@ impl ShardedWeightPager {
         self.owners[index] == self.transport.group().rank()
     }
 
-    /// Ends a step that is given up: waits for matrices that are being fetched, and releases all.
+    /// Ends a step that is aborted: waits for matrices that are being fetched, and releases all.
     fn release(&self, parameters: &[Parameter]) -> Result<()> {
         for (index, incoming) in self.incoming.borrow_mut().drain() {
             incoming.complete()?;

@@ -59,7 +59,7 @@ pub(crate) trait Rule {
     /// The state of a parameter of this shape.
     fn state(&self, shape: &[usize]) -> Vec<StateShape>;
 
-    /// Whether each tensor of state has its parameter's shape, and rows are updated each by itself. Then large state may lie in a file, or in
+    /// Whether each tensor of state has its parameter's shape, and rows are updated each by itself. Then large state may be in a file, or in
     /// the host's memory beside a card.
     fn has_state_by_element(&self) -> bool {
         false

@@ -86,7 +86,7 @@ impl StateFile {
         self.memory.is_none() == files.in_host_memory
     }
 
-    /// Whether a moment lies here, rather than on its parameter's device.
+    /// Whether a moment is here, rather than on its parameter's device.
     pub fn holds(&self, moment: &Tensor) -> bool {
         tensor_storage::is_in_file(moment) || moment.device().is_cpu() != self.device.is_cpu()
     }
@@ -109,7 +109,7 @@ impl StateFile {
         Ok(placed)
     }
 
-    /// The update of a parameter whose state lies in the file, some rows at a time: [`UPDATED_BYTES`] of each tensor of state are in memory.
+    /// The update of a parameter whose state is in the file, some rows at a time: [`UPDATED_BYTES`] of each tensor of state are in memory.
     ///
     /// # Errors
     /// [`t5::Error::Offload`], and the errors of `update`.

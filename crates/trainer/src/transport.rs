@@ -203,7 +203,7 @@ impl Transport {
         self.take_turn(|| Ok(self.begin_sum_of_values((shards, element(dtype)), vec![zeros; parts], to)))
     }
 
-    /// Begins to copy a tensor's values from process `root` to all others. The tensor lies on a card in all processes, or in memory in all.
+    /// Begins to copy a tensor's values from process `root` to all others. The tensor is on a card in all processes, or in memory in all.
     /// It may not be read until the broadcast is complete.
     pub fn begin_broadcast(&self, root: usize, tensor: &Tensor) -> Result<PendingTransfer> {
         match &self.cards {

@@ -11,7 +11,7 @@ use trainer::costs::{optimizer_state, optimizer_state_on_disk};
 use trainer::lion::LionOptions;
 use trainer::{LayerMajor, Levers, MasterWeights, OptimizerOptions, Precision, StepPlan, Trainer, TrainerOptions};
 
-// Only memory of this allocator can lie in a file.
+// Only memory of this allocator can be in a file.
 #[global_allocator]
 static ALLOCATOR: heap::Allocator = heap::Allocator;
 
@@ -19,7 +19,7 @@ fn config() -> Config {
     Config { vocab_size: 150, d_model: 64, d_kv: 16, d_ff: 160, ..support::config() }
 }
 
-/// The optimizers whose state may lie in a file, with the number of its tensors.
+/// The optimizers whose state may be in a file, with the number of its tensors.
 fn optimizers() -> [(OptimizerOptions, usize); 3] {
     let scaled = AdamwOptions { scale_parameter: Some(1e-3), ..AdamwOptions::default() };
     [(AdamwOptions::default().into(), 2), (scaled.into(), 2), (LionOptions::default().into(), 1)]
@@ -57,7 +57,7 @@ fn trainer(options: &TrainerOptions, files: &Files) -> Trainer {
     trainer
 }
 
-/// Moments that lie in a file, and their bytes.
+/// Moments that are in a file, and their bytes.
 fn in_files(trainer: &Trainer) -> (usize, u64) {
     let state = trainer.optimizer().named_state(trainer.model().parameters()).map(|(_, tensor)| tensor);
     let in_files: Vec<u64> = state

@@ -58,7 +58,7 @@ fn run(
         trainer.join(parallel, sharding).unwrap();
         let stats = (0..STEPS / every(3) as u32).map(|step| {
             let (sources, targets) = support::batch(step, samples as u32);
-            let of_shards: Vec<_> = shards.of(rank).map(|shard| shards.positions(shard, samples)).collect();
+            let of_shards: Vec<_> = shards.owned_by(rank).map(|shard| shards.positions(shard, samples)).collect();
             let mine = of_shards[0].start..of_shards[of_shards.len() - 1].end;
             let batch = Batch { sources: &sources[mine.clone()], targets: &targets[mine] };
             let of_shards: Vec<usize> = of_shards.iter().map(ExactSizeIterator::len).collect();

@@ -12,7 +12,7 @@ use t5::{Config, EvalContext, Files, GenerateOptions, MicroBatch, T5};
 use trainer::checkpoint::Checkpoints;
 use trainer::{LayerMajor, Levers, MasterWeights, Precision, StepPlan, Trainer, TrainerOptions};
 
-// Only memory of this allocator can lie in a file.
+// Only memory of this allocator can be in a file.
 #[global_allocator]
 static ALLOCATOR: heap::Allocator = heap::Allocator;
 

@@ -14,7 +14,7 @@
 
 use std::cell::RefCell;
 
-use run_plan::{Answer, Question};
+use run_plan::{PlanOutput, Question};
 
 /// The most bytes of a question.
 const MAX_QUESTION_BYTES: usize = 16 << 20;
@@ -56,7 +56,7 @@ pub extern "C" fn answer_at() -> *const u8 {
 pub fn answered(question: &[u8]) -> Vec<u8> {
     let answer = match serde_json::from_slice::<Question>(question) {
         Ok(question) => run_plan::answer(&question),
-        Err(error) => Answer { exit: 2, error: format!("error: the question: {error}\n"), ..Answer::default() },
+        Err(error) => PlanOutput { exit: 2, error: format!("error: the question: {error}\n"), ..PlanOutput::default() },
     };
     serde_json::to_vec(&answer).unwrap_or_default()
 }

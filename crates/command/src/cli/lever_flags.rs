@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
-use memory_policy::Place;
+use memory_policy::MemorySpace;
 use planner::{Flag, LEVERS, Lever, Pins, Takes, Value, Values};
 
 use crate::failure::{Failure, Outcome};
@@ -21,7 +21,7 @@ pub struct LeverFlags {
 impl LeverFlags {
     /// The given values. With a place, also the usual values of the other levers there: so a measurement of one lever leaves the others
     /// unchanged.
-    pub fn pins(&self, usual_at: Option<Place>) -> Pins {
+    pub fn pins(&self, usual_at: Option<MemorySpace>) -> Pins {
         let Some(place) = usual_at else { return self.pins.clone() };
         let others = flags().filter(|(lever, _)| self.pins.value(lever.name).is_none());
         others.fold(self.pins.clone(), |pins, (lever, flag)| match (flag.usual)(&self.pins, place) {
@@ -140,9 +140,9 @@ mod tests {
             (Some(Value::Word("keep")), Some(4))
         );
         assert_eq!(pins.value("gradient_offload"), None);
-        let on_card = flags.pins(Some(Place::Device)).count("loss_chunk_rows");
+        let on_card = flags.pins(Some(MemorySpace::Device)).count("loss_chunk_rows");
         assert_eq!(on_card, Some(1024), "what the planner takes there with an ample budget");
-        let pins = flags.pins(Some(Place::Host));
+        let pins = flags.pins(Some(MemorySpace::Host));
         assert_eq!(
             (pins.value("gradient_offload"), pins.count("loss_chunk_rows")),
             (Some(Value::Word("none")), Some(256))
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn blocks_are_none_all_or_a_number_and_layer_by_layer_all_is_usual() {
-        let blocks = |flags: &[&str]| read(flags).unwrap().pins(Some(Place::Host)).count("recompute_blocks");
+        let blocks = |flags: &[&str]| read(flags).unwrap().pins(Some(MemorySpace::Host)).count("recompute_blocks");
         assert_eq!(blocks(&["--recompute", "full"]), Some(usize::MAX));
         assert_eq!(
             (blocks(&["--recompute", "3"]), blocks(&["--recompute", "none"]), blocks(&[])),

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use candle_core::Device;
-use memory_policy::{Budgets, Bytes, CostRow, MemorySnapshot, Place, Probe, SystemProbe};
+use memory_policy::{Budgets, Bytes, CostRow, MemorySnapshot, MemorySpace, Probe, SystemProbe};
 use planner::{Feed, Job, Pace, Plan, Prices, RECORDED_MICRO_BATCHES, Training, Value, Wanted, Work};
 use run_plan::priced::Priced;
 use run_report::figures::median;
@@ -217,7 +217,7 @@ fn plan(
     flags: &BenchArgs,
     model: &t5::Config,
     options: &TrainerOptions,
-    (place, now, past): (Place, &MemorySnapshot, Vec<CostRow>),
+    (place, now, past): (MemorySpace, &MemorySnapshot, Vec<CostRow>),
     prices: Prices,
 ) -> Outcome<(Plan, Pace)> {
     let is_free = flags.memory_budget.is_some() || flags.device_memory_budget.is_some();
@@ -300,7 +300,7 @@ mod tests {
         let card = memory_policy::DeviceMemory { total: Bytes::gib(8), free: Bytes::gib(8), ..Default::default() };
         let now = MemorySnapshot { available: Bytes::gib(8), device: Some(card), ..MemorySnapshot::default() };
         let options = TrainerOptions { total_steps: 2, ..TrainerOptions::default() };
-        Ok(plan(&flags, &model, &options, (Place::Device, &now, Vec::new()), Prices::vectors())?.0)
+        Ok(plan(&flags, &model, &options, (MemorySpace::Device, &now, Vec::new()), Prices::vectors())?.0)
     }
 
     #[test]

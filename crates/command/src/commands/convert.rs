@@ -58,7 +58,7 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
     let originals = divided.wanted;
     let files = unpacked.files(&originals, report::note)?;
     let (max_bytes, options) = shares(flags, &files)?;
-    let conversion = Conversion::of(&files, &flags.columns.chosen(), &options).map_err(named_by_flags)?;
+    let conversion = Conversion::new(&files, &flags.columns.chosen(), &options).map_err(named_by_flags)?;
     let mut lengths = TextLengths::new(&flags.lengths, conversion.is_text())?;
     let table = || match flags.deduplicate {
         Some(Deduplicate::Minhash) => Duplicates::near(max_bytes),

@@ -28,7 +28,7 @@ pub fn inspect(flags: &InspectArgs) -> Outcome<()> {
     let mut unpacked = Unpacked::default();
     let files = data_files::files("FILE", &flags.files)?;
     for (shown, path) in files.iter().zip(unpacked.files(&files, report::note)?) {
-        let kind = Kind::of(&path, &flags.text.options())?;
+        let kind = Kind::detect(&path, &flags.text.options())?;
         let is_plain_parquet = kind.form == Form::Parquet && kind.compression == Compression::None;
         let shape = if is_plain_parquet { Some(parquet_dataset::inspect(&path)?) } else { None };
         let content = Content::of(&path, &kind, flags)?;
@@ -74,7 +74,7 @@ struct ColumnContent {
 impl Content {
     fn of(path: &Path, kind: &Kind, flags: &InspectArgs) -> Outcome<Self> {
         let delimiter = kind.dialect().map(|(delimiter, _)| delimiter);
-        let pairing = Pairing::of(&kind.columns, &flags.columns.chosen());
+        let pairing = Pairing::choose(&kind.columns, &flags.columns.chosen());
         let (pairing, unpaired) = match pairing
             .map_err(|unpaired| row_files::Error::unpaired(path, unpaired, kind.columns.clone(), delimiter))
         {

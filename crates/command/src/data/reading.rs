@@ -168,7 +168,7 @@ impl Part {
             let columns: Vec<String> = pairing.columns().into_iter().map(|column| column.name).collect();
             let classes: Map<String, Value> = columns
                 .iter()
-                .filter_map(|column| Some((column.clone(), json!(&kind.classes.of(column)?[..]))))
+                .filter_map(|column| Some((column.clone(), json!(&kind.classes.names(column)?[..]))))
                 .collect();
             let (delimiter, quotes) = kind.dialect().unzip();
             json!({

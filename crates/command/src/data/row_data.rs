@@ -93,7 +93,7 @@ pub fn prepare(
     let options = read_options(config, &divided.wanted)?;
     let mut part = |key, originals: Vec<PathBuf>, chosen: &Chosen| -> Outcome<Part> {
         let files = unpacked.files(&originals, wanted.say)?;
-        let conversion = Conversion::of(&files, chosen, &options).map_err(|error| unfit(error, config))?;
+        let conversion = Conversion::new(&files, chosen, &options).map_err(|error| unfit(error, config))?;
         Ok(Part::new(key, originals, conversion))
     };
     let train = part(label, divided.wanted, &chosen)?;

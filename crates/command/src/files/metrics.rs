@@ -124,7 +124,7 @@ fn length_of_whole_lines(file: &mut File) -> std::io::Result<u64> {
 
 /// A short digest of the rows of a step, in order. It differs if the rows or their order differ.
 pub fn rows_digest(rows: &[u64]) -> String {
-    let key = rows.iter().fold(dataloader::Key::new(rows.len() as u64), |key, &row| key.of(row));
+    let key = rows.iter().fold(dataloader::Key::new(rows.len() as u64), |key, &row| key.derive(row));
     format!("{:016x}", key.stream().bits())
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{DType, Device};
 use cuda_device::DeviceBytes;
-use memory_policy::{Bytes, Card, DeviceMemory, DeviceProbe, MemorySnapshot, Place, SystemProbe};
+use memory_policy::{Bytes, Card, DeviceMemory, DeviceProbe, MemorySnapshot, MemorySpace, SystemProbe};
 use planner::Plan;
 use serde_json::{Value, json};
 
@@ -73,8 +73,8 @@ pub fn card(device: &Device, name: &str) -> Option<String> {
 }
 
 /// The place of a device's tensors.
-pub fn place(device: &Device) -> Place {
-    if device.is_cpu() { Place::Host } else { Place::Device }
+pub fn place(device: &Device) -> MemorySpace {
+    if device.is_cpu() { MemorySpace::Host } else { MemorySpace::Device }
 }
 
 /// Refuses a dtype for which the device has no kernels.
@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn the_cpu_computes_unless_another_device_is_named() {
         for name in ["auto", "cpu"] {
-            assert!(open(name).is_ok_and(|device| device.is_cpu() && place(&device) == Place::Host), "{name}");
+            assert!(open(name).is_ok_and(|device| device.is_cpu() && place(&device) == MemorySpace::Host), "{name}");
             assert!(!is_named(name));
         }
         assert!(is_named("cuda") && is_named("cuda:1") && is_named("metal"));

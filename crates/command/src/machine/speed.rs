@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use candle_core::Device;
-use memory_policy::Place;
+use memory_policy::MemorySpace;
 use planner::{MachineSpeed, MeasuredSizes};
 use run_plan::priced::Priced;
 use serde::{Deserialize, Serialize};
@@ -47,19 +47,19 @@ pub fn priced(
     model: &t5::Config,
     options: &TrainerOptions,
     tokens: (usize, usize),
-    (place, device): (Place, &Device),
+    (place, device): (MemorySpace, &Device),
     directory: &Path,
 ) -> Outcome<Priced> {
     // If the card is not open, the processor's speed does not apply to it.
-    let is_there = place == Place::Host || device.is_cuda();
+    let is_there = place == MemorySpace::Host || device.is_cuda();
     if !is_there || matches!(from, PricesFrom::Given(_) | PricesFrom::BuiltIn) {
         return Ok(Priced::without_measuring(from, place, options.precision.activations()));
     }
     let speed = measured(from, model, device, directory)?;
     let (prices, bf16_over_f32) = speed.prices(model, options, tokens)?;
     Ok(match place {
-        Place::Host => Priced { prices, bf16_over_f32: Some(bf16_over_f32), origin: "measured on this machine" },
-        Place::Device => Priced { prices, bf16_over_f32: None, origin: "measured on this GPU" },
+        MemorySpace::Host => Priced { prices, bf16_over_f32: Some(bf16_over_f32), origin: "measured on this machine" },
+        MemorySpace::Device => Priced { prices, bf16_over_f32: None, origin: "measured on this GPU" },
     })
 }
 

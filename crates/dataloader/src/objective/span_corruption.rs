@@ -136,7 +136,7 @@ pub(crate) fn piece(bytes: u64, key: Key) -> Range<u64> {
     if bytes <= MAX_TEXT_BYTES {
         return 0..bytes;
     }
-    let start = key.of(PIECE).stream().below(bytes - MAX_TEXT_BYTES + 1);
+    let start = key.derive(PIECE).stream().below(bytes - MAX_TEXT_BYTES + 1);
     start..bytes.min(start + MAX_PIECE_BYTES)
 }
 
@@ -197,9 +197,9 @@ impl Prepared {
     /// Corrupts `text`. `key` is the row's in this epoch.
     pub fn sample(&self, text: &[u32], key: Key) -> Sample {
         let length = text.len().min(self.tokens_length);
-        let start = key.of(WINDOW).stream().below((text.len() - length) as u64 + 1) as usize;
+        let start = key.derive(WINDOW).stream().below((text.len() - length) as u64 + 1) as usize;
         let text = &text[start..start + length];
-        let mask = noise_mask(length, self.spans, &mut key.of(SPANS).stream());
+        let mask = noise_mask(length, self.spans, &mut key.derive(SPANS).stream());
         Sample {
             source: self.replace(text, &mask, true),
             target: self.replace(text, &mask, false),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     fn key(row: u64) -> Key {
-        Key::new(3).of(row)
+        Key::new(3).derive(row)
     }
 
     #[test]

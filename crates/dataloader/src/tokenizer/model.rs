@@ -26,7 +26,7 @@ pub(super) type Library =
 pub(super) struct TokenModel(pub ModelWrapper);
 
 impl TokenModel {
-    fn of(mut model: ModelWrapper) -> Self {
+    fn new(mut model: ModelWrapper) -> Self {
         match &mut model {
             ModelWrapper::BPE(bpe) => {
                 bpe.resize_cache(0);
@@ -47,7 +47,7 @@ impl TokenModel {
 
 impl<'de> Deserialize<'de> for TokenModel {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        deserializer.deserialize_map(Fields).map(Self::of)
+        deserializer.deserialize_map(Fields).map(Self::new)
     }
 }
 

@@ -177,7 +177,7 @@ type RandomText = fn(&mut Stream, usize, u64) -> String;
 
 /// The difference between windows and the whole text on the random text `seed` of a kind; `None` if there is none.
 fn difference(tokenizer: &Tokenizer, number: u64, seed: u64, longest: u64, text: RandomText) -> Option<String> {
-    let mut stream = Key::new(seed).of(number).stream();
+    let mut stream = Key::new(seed).derive(number).stream();
     let bytes = 200 + stream.below(1800) as usize;
     let text = text(&mut stream, bytes, longest);
     let (all, whole) = (windowed(tokenizer, &text, usize::MAX), whole(tokenizer, &text));

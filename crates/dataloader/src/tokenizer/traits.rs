@@ -31,7 +31,7 @@ const PIECE_BYTES: u64 = 120;
 const PIECE_AND_FALLBACK_BYTES: u64 = 256;
 
 impl Traits {
-    pub fn of(model: &ModelWrapper, unigram_unknown: Option<u32>) -> Self {
+    pub fn new(model: &ModelWrapper, unigram_unknown: Option<u32>) -> Self {
         match model {
             ModelWrapper::BPE(bpe) => Self {
                 fused_unknown: bpe.unk_token.as_ref().filter(|_| bpe.fuse_unk).and_then(|name| bpe.token_to_id(name)),

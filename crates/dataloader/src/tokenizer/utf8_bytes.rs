@@ -59,7 +59,7 @@ impl Utf8Bytes {
                 Some(list) => list.get(&id.to_string()),
                 None => companion_files.role(key),
             };
-            let token = Named::of(token.unwrap_or(&Value::Null), usual, id)?;
+            let token = Named::parse(token.unwrap_or(&Value::Null), usual, id)?;
             tokens.push(Named { is_special: true, ..token });
         }
         match companion_files.list() {
@@ -68,7 +68,7 @@ impl Utf8Bytes {
                 let mut further: Vec<(u32, &Value)> = further.filter(|(id, _)| *id >= FIRST_SENTINEL).collect();
                 further.sort_by_key(|(id, _)| *id);
                 for (id, token) in further {
-                    tokens.push(Named { strips: strips(token, false), ..Named::of(token, "", id)? });
+                    tokens.push(Named { strips: strips(token, false), ..Named::parse(token, "", id)? });
                 }
             }
             None => {
@@ -77,7 +77,7 @@ impl Utf8Bytes {
                     (0..sentinels(companion_files)?).map(|number| Value::String(format!("<extra_id_{number}>")));
                 let further = companion_files.further().unwrap_or_else(|| implied.collect());
                 for (token, id) in further.iter().zip(FIRST_SENTINEL..) {
-                    tokens.push(Named { strips: strips(token, false), is_special, ..Named::of(token, "", id)? });
+                    tokens.push(Named { strips: strips(token, false), is_special, ..Named::parse(token, "", id)? });
                 }
             }
         }
@@ -180,7 +180,7 @@ impl Utf8Bytes {
 }
 
 impl Named {
-    fn of(token: &Value, usual: &str, id: u32) -> Result<Named, String> {
+    fn parse(token: &Value, usual: &str, id: u32) -> Result<Named, String> {
         let name = match token {
             Value::Null => usual,
             Value::String(name) => name,

@@ -325,7 +325,7 @@ impl<'t> Tokenizing<'t> {
     fn add_window(&mut self, text: &str, mut cut: PreTokenizedString, is_last: bool) -> Result<(), Fault> {
         let at = self.carried.len() + self.at - self.from;
         let limit = self.limit(text, is_last);
-        let pieces = Pieces::of(&cut, if self.at == 0 { None } else { Some(at) }, limit, is_last);
+        let pieces = Pieces::new(&cut, if self.at == 0 { None } else { Some(at) }, limit, is_last);
         let latest = limit.saturating_sub(self.sizes.context_bytes);
         let last = pieces.last_before(latest);
         let restart = pieces.restart(latest);
@@ -485,7 +485,7 @@ impl<'t> Tokenizing<'t> {
             // The unknown token that was taken before goes on, and adds no token.
             Part { tokens: 0, end: limit, ends_unknown: true }
         } else {
-            Part::of(tokens, text, limit, self.traits.fused_unknown)
+            Part::up_to_border(tokens, text, limit, self.traits.fused_unknown)
         };
         if part.end <= self.word.done {
             // There is no border; a part has to end somewhere.
@@ -531,7 +531,7 @@ struct Part {
 impl Part {
     /// The tokens that end at a character border up to `limit`. A run of unknown characters is a single token, or one token
     /// for each of its bytes, all with the run's offsets; it ends at the limit.
-    fn of(tokens: &[Token], text: &str, limit: usize, fused_unknown: Option<u32>) -> Self {
+    fn up_to_border(tokens: &[Token], text: &str, limit: usize, fused_unknown: Option<u32>) -> Self {
         let mut part = Self { tokens: 0, end: 0, ends_unknown: false };
         let mut taken = 0;
         for run in tokens.chunk_by(|a, b| a.offsets == b.offsets) {

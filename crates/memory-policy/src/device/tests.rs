@@ -1,4 +1,4 @@
-//! Plans under two budgets, made from scripted probes: the tensors lie on a card, and the data on the host.
+//! Plans under two budgets, made from scripted probes: the tensors are on a card, and the data on the host.
 
 use proptest::prelude::*;
 
@@ -13,11 +13,11 @@ const MIB: u64 = 1 << 20;
 fn step(samples: usize, mib: u64, relative_time: f64) -> Choice<Cut> {
     let evaluation = Phase {
         name: Name::new("evaluation"),
-        rows: vec![CostRow::new(Name::new("key/value cache"), 900 * MIB, "").at(Place::Device)],
+        rows: vec![CostRow::new(Name::new("key/value cache"), 900 * MIB, "").at(MemorySpace::Device)],
     };
     Choice {
         what: Cut { samples, repeated: 0 },
-        rows: vec![CostRow::new(ACTIVATIONS, mib * MIB, "").at(Place::Device)],
+        rows: vec![CostRow::new(ACTIVATIONS, mib * MIB, "").at(MemorySpace::Device)],
         other_phases: vec![evaluation],
         relative_time,
     }
@@ -31,7 +31,10 @@ fn costs() -> Costs {
     };
     Costs {
         task: "8 samples a step".into(),
-        fixed: vec![CostRow::new(PROCESS, 300 * MIB, ""), CostRow::new(PARAMETERS, 500 * MIB, "").at(Place::Device)],
+        fixed: vec![
+            CostRow::new(PROCESS, 300 * MIB, ""),
+            CostRow::new(PARAMETERS, 500 * MIB, "").at(MemorySpace::Device),
+        ],
         past: Vec::new(),
         steps: vec![step(8, 8 << 10, 1.0), step(4, 4 << 10, 1.1), step(2, 2 << 10, 1.3), step(1, 1 << 10, 1.6)],
         loaders: vec![loader(800, 1.0), loader(40, 1.05)],
@@ -142,7 +145,7 @@ fn a_faster_plan_is_named_with_the_budget_of_the_device_and_with_the_other_where
 #[test]
 fn tensors_on_the_host_leave_the_device_alone() {
     let mut costs = costs();
-    let to_host = |rows: &mut Vec<CostRow>| rows.iter_mut().for_each(|row| row.place = Place::Host);
+    let to_host = |rows: &mut Vec<CostRow>| rows.iter_mut().for_each(|row| row.place = MemorySpace::Host);
     to_host(&mut costs.fixed);
     for step in &mut costs.steps {
         to_host(&mut step.rows);

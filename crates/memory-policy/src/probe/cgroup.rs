@@ -95,7 +95,7 @@ impl Mount {
 
     /// The group's path below the mount point, without a leading slash.
     ///
-    /// With a namespace of its own, or a mount of another group, the group may lie outside the mount. Then the mount's root is the nearest
+    /// With a namespace of its own, or a mount of another group, the group may be outside the mount. Then the mount's root is the nearest
     /// visible level.
     fn below(&self, group: &str) -> String {
         let inside = match self.root.as_str() {

@@ -16,7 +16,8 @@ pub(super) fn llama_cpp(model: &T5, narrow: impl Fn(usize) -> Dtype) -> Vec<Tens
             let named = |name: &str| format!("{short}.blk.{block}.{name}.weight");
             let attention = |crosses: bool, layer: usize| {
                 let prefix = if crosses { "cross_attn" } else { "attn" };
-                let norm = Tensor::of(named(&format!("{prefix}_norm")), model.norm(stack, block, layer), Dtype::F32);
+                let norm =
+                    Tensor::single(named(&format!("{prefix}_norm")), model.norm(stack, block, layer), Dtype::F32);
                 let each = ["q", "k", "v", "o"].map(|name| {
                     matrix(&named(&format!("{prefix}_{name}")), model.attention(stack, block, crosses, name), &narrow)
                 });
@@ -24,13 +25,13 @@ pub(super) fn llama_cpp(model: &T5, narrow: impl Fn(usize) -> Dtype) -> Vec<Tens
             };
             tensors.extend(attention(false, 0));
             if model.has_table(block) {
-                tensors.push(Tensor::of(named("attn_rel_b"), model.relative_positions(stack, block), Dtype::F32));
+                tensors.push(Tensor::single(named("attn_rel_b"), model.relative_positions(stack, block), Dtype::F32));
             }
             if stack == Stack::Decoder {
                 tensors.extend(attention(true, 1));
             }
             let layer = T5::feed_forward_layer(stack);
-            tensors.push(Tensor::of(named("ffn_norm"), model.norm(stack, block, layer), Dtype::F32));
+            tensors.push(Tensor::single(named("ffn_norm"), model.norm(stack, block, layer), Dtype::F32));
             let feed_forward: &[(&str, &str)] = match model.is_gated {
                 true => &[("ffn_gate", "wi_0"), ("ffn_up", "wi_1"), ("ffn_down", "wo")],
                 false => &[("ffn_up", "wi"), ("ffn_down", "wo")],
@@ -39,7 +40,7 @@ pub(super) fn llama_cpp(model: &T5, narrow: impl Fn(usize) -> Dtype) -> Vec<Tens
                 tensors.push(matrix(&named(name), model.feed_forward(stack, block, parameter), &narrow));
             }
         }
-        tensors.push(Tensor::of(format!("{short}.output_norm.weight"), model.last_norm(stack), Dtype::F32));
+        tensors.push(Tensor::single(format!("{short}.output_norm.weight"), model.last_norm(stack), Dtype::F32));
     }
     tensors
 }
@@ -56,5 +57,5 @@ pub(super) fn hugging_face(model: &T5, narrow: impl Fn(usize) -> Dtype) -> Vec<T
 
 fn matrix(name: &str, parameter: Parameter, narrow: impl Fn(usize) -> Dtype) -> Tensor {
     let dtype = narrow(parameter.shape[1]);
-    Tensor::of(name, parameter, dtype)
+    Tensor::single(name, parameter, dtype)
 }

@@ -8,7 +8,7 @@ use hyper::header;
 use hyper::{Request, Response};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use super::body::{self, Answer, Events};
+use super::body::{self, Events, ResponseBody};
 use super::record::Record;
 use super::reply::{JSON, refusal, respond};
 use super::shared::Shared;
@@ -32,7 +32,7 @@ pub(super) struct Waiting {
 
 impl Waiting {
     /// Waits for the answer.
-    pub async fn answer(self, mut record: Record) -> Response<Answer> {
+    pub async fn answer(self, mut record: Record) -> Response<ResponseBody> {
         record.access.stream = self.is_stream;
         // Cancelled until the answer is known to be complete.
         record.access.cancelled = true;
@@ -41,7 +41,7 @@ impl Waiting {
     }
 
     /// Waits for the first event, so that a failure gets a proper status, and then streams.
-    async fn stream(mut self, mut record: Record) -> Response<Answer> {
+    async fn stream(mut self, mut record: Record) -> Response<ResponseBody> {
         let deadline = tokio::time::Instant::now() + self.timeout;
         let news = tokio::time::timeout_at(deadline, self.events.recv()).await;
         let event = match news {
@@ -69,11 +69,11 @@ impl Waiting {
             deadline: Box::pin(tokio::time::sleep_until(deadline)),
             timeout: self.timeout,
         };
-        respond(200, "text/event-stream; charset=utf-8", Answer::Events(Box::new(events)))
+        respond(200, "text/event-stream; charset=utf-8", ResponseBody::Events(Box::new(events)))
     }
 
     /// Waits for every answer.
-    async fn whole(mut self, mut record: Record) -> Response<Answer> {
+    async fn whole(mut self, mut record: Record) -> Response<ResponseBody> {
         let mut choices = vec![Choice::default(); self.choices];
         let all = async {
             while choices.iter().any(|choice| !choice.is_over()) {
@@ -96,7 +96,7 @@ impl Waiting {
                 let text = self.form.whole(&choices, record.usage);
                 record.access.status = 200;
                 record.access.cancelled = false;
-                respond(200, JSON, Answer::whole(text, record))
+                respond(200, JSON, ResponseBody::whole(text, record))
             }
         }
     }

@@ -9,16 +9,16 @@ use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Sleep;
 
-use super::connections::Place;
+use super::connections::ConnectionSlot;
 use super::record::Record;
 use crate::error::ApiError;
 use crate::event::Event;
 use crate::response::ResponseMetadata;
 
-/// Reads the body of a request. Its memory counts as taken until [`Place::body_is_over`].
+/// Reads the body of a request. Its memory counts as taken until [`ConnectionSlot::body_is_over`].
 pub(super) async fn read(
     mut body: Incoming,
-    place: &Place,
+    place: &ConnectionSlot,
     most: usize,
     timeout: Duration,
 ) -> Result<Vec<u8>, ApiError> {
@@ -66,17 +66,17 @@ pub(super) async fn first<A, B>(a: impl Future<Output = A>, b: impl Future<Outpu
 }
 
 /// The body of an answer.
-pub(super) enum Answer {
+pub(super) enum ResponseBody {
     /// A whole answer, and the record of its request.
     Whole(Option<Bytes>, #[expect(dead_code, reason = "it is handed in when the answer was sent")] Box<Record>),
     /// Events as they arrive.
     Events(Box<Events>),
 }
 
-impl Answer {
+impl ResponseBody {
     /// An answer of this text.
     pub fn whole(text: String, record: Record) -> Self {
-        Answer::Whole(Some(Bytes::from(text)), Box::new(record))
+        ResponseBody::Whole(Some(Bytes::from(text)), Box::new(record))
     }
 }
 
@@ -153,26 +153,26 @@ pub(super) fn gone() -> ApiError {
     ApiError::internal("the answer was given up")
 }
 
-impl Body for Answer {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = Infallible;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let bytes = match &mut *self {
-            Answer::Whole(bytes, _) => Poll::Ready(bytes.take()),
-            Answer::Events(events) => events.next(cx).map(|text| text.map(Bytes::from)),
+            ResponseBody::Whole(bytes, _) => Poll::Ready(bytes.take()),
+            ResponseBody::Events(events) => events.next(cx).map(|text| text.map(Bytes::from)),
         };
         bytes.map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self, Answer::Whole(None, _))
+        matches!(self, ResponseBody::Whole(None, _))
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Answer::Whole(bytes, _) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Answer::Events(_) => SizeHint::default(),
+            ResponseBody::Whole(bytes, _) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            ResponseBody::Events(_) => SizeHint::default(),
         }
     }
 }

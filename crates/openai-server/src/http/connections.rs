@@ -65,7 +65,7 @@ impl Connections {
     }
 
     /// Waits for a place, and takes it.
-    pub async fn enter(self: &Arc<Self>, client: IpAddr) -> Place {
+    pub async fn enter(self: &Arc<Self>, client: IpAddr) -> ConnectionSlot {
         loop {
             {
                 let mut state = self.state();
@@ -78,7 +78,7 @@ impl Connections {
         }
     }
 
-    fn place(self: &Arc<Self>, state: &mut State, client: IpAddr) -> Place {
+    fn place(self: &Arc<Self>, state: &mut State, client: IpAddr) -> ConnectionSlot {
         let (number, ends, body_ends) = (state.number, Arc::new(Notify::new()), Arc::new(Notify::new()));
         state.number += 1;
         let entry = Entry {
@@ -91,7 +91,7 @@ impl Connections {
             body_ends: Arc::clone(&body_ends),
         };
         state.open.insert(number, entry);
-        Place { all: Arc::clone(self), number, client, ends, body_ends }
+        ConnectionSlot { all: Arc::clone(self), number, client, ends, body_ends }
     }
 
     /// Closes a connection that keeps the server waiting, for instance because there is no file for another one.
@@ -134,7 +134,7 @@ impl State {
 
 /// The place of a connection, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ConnectionSlot {
     all: Arc<Connections>,
     number: u64,
     pub client: IpAddr,
@@ -142,7 +142,7 @@ pub(super) struct Place {
     body_ends: Arc<Notify>,
 }
 
-impl Place {
+impl ConnectionSlot {
     fn change<T>(&self, change: impl FnOnce(&mut Entry) -> T) -> Option<T> {
         self.all.state().open.get_mut(&self.number).map(change)
     }
@@ -207,7 +207,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut state = self.all.state();
         if let Some(entry) = state.open.remove(&self.number) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use super::connections::Place;
+use super::connections::ConnectionSlot;
 use super::shared::Shared;
 use crate::access::Access;
 use crate::delivery::Delivery;
@@ -26,14 +26,14 @@ pub(super) struct Record {
     /// The way of the answer, if a model is to answer the request.
     pub delivery: Arc<Delivery>,
     /// The connection, which waits for its client again when the request is over.
-    pub place: Arc<Place>,
+    pub place: Arc<ConnectionSlot>,
     start: Instant,
     shared: Arc<Shared>,
 }
 
 impl Record {
     /// Begins the record of a request whose head was read.
-    pub fn new(shared: &Arc<Shared>, place: &Arc<Place>, client: String) -> Self {
+    pub fn new(shared: &Arc<Shared>, place: &Arc<ConnectionSlot>, client: String) -> Self {
         let number = shared.next_number();
         let access = Access {
             time: SystemTime::now(),

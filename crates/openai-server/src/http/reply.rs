@@ -3,7 +3,7 @@
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode};
 
-use super::body::Answer;
+use super::body::ResponseBody;
 use super::record::Record;
 use super::socket::{Socket, write_and_close};
 use crate::error::ApiError;
@@ -14,9 +14,9 @@ pub(super) const JSON: &str = "application/json";
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Converts an error to a response.
-pub(super) fn refusal(error: &ApiError, mut record: Record) -> Response<Answer> {
+pub(super) fn refusal(error: &ApiError, mut record: Record) -> Response<ResponseBody> {
     record.refused(error);
-    let mut response = respond(error.status, JSON, Answer::whole(error.to_json().to_string(), record));
+    let mut response = respond(error.status, JSON, ResponseBody::whole(error.to_json().to_string(), record));
     let headers = response.headers_mut();
     if let Some(seconds) = error.retry_after_s {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -28,7 +28,7 @@ pub(super) fn refusal(error: &ApiError, mut record: Record) -> Response<Answer> 
 }
 
 /// A response with the headers that all responses have.
-pub(super) fn respond(status: u16, kind: &'static str, answer: Answer) -> Response<Answer> {
+pub(super) fn respond(status: u16, kind: &'static str, answer: ResponseBody) -> Response<ResponseBody> {
     let mut response = Response::new(answer);
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();
@@ -39,9 +39,10 @@ pub(super) fn respond(status: u16, kind: &'static str, answer: Answer) -> Respon
 }
 
 /// A page, which may run its own script and no other.
-pub(super) fn page(text: &str, record: Record) -> Response<Answer> {
+pub(super) fn page(text: &str, record: Record) -> Response<ResponseBody> {
     let nonce = format!("{:x}", nonce());
-    let mut response = respond(200, "text/html; charset=utf-8", Answer::whole(text.replace("NONCE", &nonce), record));
+    let mut response =
+        respond(200, "text/html; charset=utf-8", ResponseBody::whole(text.replace("NONCE", &nonce), record));
     let policy = format!(
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
          base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -8,7 +8,7 @@ use hyper::{Method, Request, Response};
 use serde_json::json;
 
 use super::ask::ask;
-use super::body::Answer;
+use super::body::ResponseBody;
 use super::record::Record;
 use super::reply::{self, JSON, REQUEST_ID};
 use super::shared::Shared;
@@ -22,7 +22,11 @@ const PAGE: &str = include_str!("page.html");
 const REQUEST_ID_CHARS: usize = 128;
 
 /// Answers a request.
-pub(super) async fn answer(shared: Arc<Shared>, mut record: Record, request: Request<Incoming>) -> Response<Answer> {
+pub(super) async fn answer(
+    shared: Arc<Shared>,
+    mut record: Record,
+    request: Request<Incoming>,
+) -> Response<ResponseBody> {
     record.access.method = request.method().as_str().chars().take(16).collect();
     record.access.path = request.uri().path().chars().take(128).collect();
     if let Some(id) = id_of_client(request.headers()) {
@@ -39,7 +43,7 @@ pub(super) async fn answer(shared: Arc<Shared>, mut record: Record, request: Req
         }
         Ok(Route::Text(kind, text)) => {
             record.access.status = 200;
-            reply::respond(200, kind, Answer::whole(text, record))
+            reply::respond(200, kind, ResponseBody::whole(text, record))
         }
         Ok(Route::Ask(interface)) => match ask(&shared, interface, request, &mut record).await {
             Err(error) => {

@@ -15,8 +15,8 @@ use hyper::{Request, Response};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
 
-use super::body::{Answer, first};
-use super::connections::{Connections, Place};
+use super::body::{ResponseBody, first};
+use super::connections::{ConnectionSlot, Connections};
 use super::record::Record;
 use super::shared::{Hooks, Settings, Shared};
 use super::socket::{Clock, Socket};
@@ -150,7 +150,7 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>, wanted: &Notify) {
 struct Connection {
     shared: Arc<Shared>,
     client: SocketAddr,
-    place: Arc<Place>,
+    place: Arc<ConnectionSlot>,
     draining: watch::Receiver<bool>,
 }
 
@@ -203,11 +203,11 @@ impl Connection {
 struct Routes {
     shared: Arc<Shared>,
     client: String,
-    place: Arc<Place>,
+    place: Arc<ConnectionSlot>,
 }
 
 impl Service<Request<Incoming>> for Routes {
-    type Response = Response<Answer>;
+    type Response = Response<ResponseBody>;
     type Error = std::convert::Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 

@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
-use super::connections::Place;
+use super::connections::ConnectionSlot;
 
 /// Bytes per read.
 const READ_BYTES: usize = 8 << 10;
@@ -26,11 +26,11 @@ pub(super) struct Socket {
     write_timeout: Duration,
     /// The timer of a write that waits.
     waits: Option<Pin<Box<Sleep>>>,
-    place: Arc<Place>,
+    place: Arc<ConnectionSlot>,
 }
 
 impl Socket {
-    pub fn new(stream: TcpStream, write_timeout: Duration, place: Arc<Place>) -> Self {
+    pub fn new(stream: TcpStream, write_timeout: Duration, place: Arc<ConnectionSlot>) -> Self {
         Socket { stream, write_timeout, waits: None, place }
     }
 

@@ -56,7 +56,7 @@ impl ChunkCursor {
             return Fault::corrupt("its pages end before its last row");
         }
         let header = PageHeader::read(&self.handle, self.offset, self.chunk.bytes.end)?;
-        let entry = PageEntry::of(self.offset, &header, 0);
+        let entry = PageEntry::new(self.offset, &header, 0);
         if header.total_bytes() > self.chunk.bytes.end - self.offset {
             let (bytes, at) = (header.total_bytes(), self.offset);
             return Fault::corrupt(format!("a page at {at} declares {bytes} bytes, more than its column has"));
@@ -67,7 +67,7 @@ impl ChunkCursor {
             PageKind::Dictionary => {
                 self.dictionary = Some(Arc::new(Dictionary::in_order(DictionarySource {
                     handle: self.handle.clone(),
-                    page: DictionaryPage::of(entry.offset, &header),
+                    page: DictionaryPage::new(entry.offset, &header),
                     map: None,
                     codec: self.chunk.codec,
                     whole_page_bytes: WHOLE_PAGE_BYTES,

@@ -16,7 +16,7 @@ pub(crate) struct PageEntry {
 
 impl PageEntry {
     /// The page with this header at `offset`.
-    pub(crate) fn of(offset: u64, header: &PageHeader, first_row: u32) -> Self {
+    pub(crate) fn new(offset: u64, header: &PageHeader, first_row: u32) -> Self {
         Self {
             offset,
             bytes: u32::try_from(header.total_bytes()).unwrap_or(u32::MAX),
@@ -38,8 +38,8 @@ pub(crate) struct DictionaryPage {
 
 impl DictionaryPage {
     /// A dictionary with only its header read: its page, and the start of each value.
-    pub(crate) fn of(offset: u64, header: &PageHeader) -> Self {
-        let entry = PageEntry::of(offset, header, 0);
+    pub(crate) fn new(offset: u64, header: &PageHeader) -> Self {
+        let entry = PageEntry::new(offset, header, 0);
         let size = u64::from(entry.uncompressed_bytes);
         // Each value has a length of four bytes in the page.
         let starts = 4 * (u64::from(header.values) + 1).min(size / 4 + 1);

@@ -57,7 +57,7 @@ impl ChunkMap {
                 if chunk.bytes.start + header.total_bytes() > pages[0].offset {
                     return Ok(None);
                 }
-                dictionary = Some(DictionaryPage::of(chunk.bytes.start, &header));
+                dictionary = Some(DictionaryPage::new(chunk.bytes.start, &header));
             }
         }
         // Only the page itself declares the memory that zstd needs.
@@ -90,7 +90,7 @@ impl ChunkMap {
                 PageKind::Dictionary if map.dictionary.is_some() || !map.pages.is_empty() => {
                     return Fault::corrupt(format!("a second dictionary page, or one behind data, at {offset}"));
                 }
-                PageKind::Dictionary => map.dictionary = Some(DictionaryPage::of(offset, &header)),
+                PageKind::Dictionary => map.dictionary = Some(DictionaryPage::new(offset, &header)),
                 PageKind::Data | PageKind::DataV2 => {
                     if header.values > chunk.rows - rows {
                         return Fault::corrupt(format!(
@@ -100,7 +100,7 @@ impl ChunkMap {
                         ));
                     }
                     if header.values > 0 {
-                        map.pages.push(PageEntry::of(offset, &header, rows));
+                        map.pages.push(PageEntry::new(offset, &header, rows));
                     }
                     rows += header.values;
                 }

@@ -1,6 +1,6 @@
 //! Bytes that a step moves: to files and from them, and between the host and a device.
 
-use memory_policy::Place;
+use memory_policy::MemorySpace;
 use t5::Levers;
 use t5::costs::{Trained, WeightsOnDisk};
 use t5::step::count::WeightsRead;
@@ -23,7 +23,8 @@ impl StepCounter<'_> {
         let moments = self.state_on_disk.filter(|_| layers.optimizer_on_disk).map_or(0, |state| state.written);
         let once = passes.written(self.batch(), &levers) + moments;
         // Bytes that are written are copied from the device, and later back to it.
-        let bus_bytes = if self.of_model.place == Place::Device { 2 * once + weights + trained + read } else { 0 };
+        let bus_bytes =
+            if self.of_model.place == MemorySpace::Device { 2 * once + weights + trained + read } else { 0 };
         let (overlapped, bidirectional) = match layers.copies_overlap {
             true => self.overlapped_copies(&levers, weights),
             false => (0, [0; 2]),

@@ -1,7 +1,7 @@
 //! The levers of frozen weights that stay in their files: the blocks whose weights still stay in memory, and the weights of other
 //! blocks that are in memory at a time.
 
-use memory_policy::Place;
+use memory_policy::MemorySpace;
 use t5::{LayerMajor, Levers};
 
 use super::{
@@ -11,7 +11,7 @@ use crate::lever::{FrozenBlocks, Lever, Space, Value, Values};
 
 const MATRIX: &str = "matrix";
 
-/// Blocks whose weights stay in memory although other blocks' weights lie in files, where none of them is trained.
+/// Blocks whose weights stay in memory although other blocks' weights are in files, where none of them is trained.
 pub static WEIGHT_BLOCKS_IN_MEMORY: Lever = Lever {
     name: "weight_blocks_in_memory",
     values: Values::Blocks(MAX_BLOCKS),
@@ -63,7 +63,7 @@ fn weights_at_a_time(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     let Some(FrozenBlocks { has_larger_table, .. }) = space.frozen.filter(|_| levers.has_weights_on_disk()) else {
         return Vec::new();
     };
-    if space.place == Place::Device {
+    if space.place == MemorySpace::Device {
         return Vec::new();
     }
     let offered: &[_] = match levers.weight_blocks_in_memory() {

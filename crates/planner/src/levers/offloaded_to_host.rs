@@ -1,6 +1,6 @@
 //! The levers of a card that is too small for the tensors of a step.
 
-use memory_policy::Place;
+use memory_policy::MemorySpace;
 use t5::{LayerMajor, Levers};
 
 use super::{layer_major, of_layers, with_words, words_or};
@@ -64,11 +64,11 @@ fn offload_to(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     if !levers.keeps_anything_elsewhere() {
         return Vec::new();
     }
-    let offered: &[_] = if space.place == Place::Device { &["host", "disk"] } else { &["disk"] };
+    let offered: &[_] = if space.place == MemorySpace::Device { &["host", "disk"] } else { &["disk"] };
     words_or(space, &OFFLOAD_TO, offered)
 }
 
-/// Words for tensors that lie in files, or beside the device.
+/// Words for tensors that are in files, or beside the device.
 pub(super) fn off(what: &str, is_off: bool, layers: &LayerMajor) -> Option<String> {
     is_off.then(|| if layers.in_host_memory { format!("{what} off the GPU") } else { format!("{what} on disk") })
 }

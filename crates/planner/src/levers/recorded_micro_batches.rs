@@ -32,7 +32,7 @@ fn recorded_micro_batches(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
 
 #[cfg(test)]
 mod tests {
-    use memory_policy::{Budgets, Bytes, DeviceMemory, MemorySnapshot, Place, Setting};
+    use memory_policy::{Budgets, Bytes, DeviceMemory, MemorySnapshot, MemorySpace, Setting};
     use trainer::TrainerOptions;
 
     use super::*;
@@ -91,7 +91,7 @@ mod tests {
         let of = Job {
             samples: 4,
             longest: LONGEST,
-            place: Place::Device,
+            place: MemorySpace::Device,
             budgets,
             prices,
             ..testing::job(&model, training, &pins)

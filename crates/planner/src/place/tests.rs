@@ -17,10 +17,10 @@ fn machine() -> MemorySnapshot {
 
 /// The choices of training t5-small on a device, in a run that may write any number of bytes.
 fn training(model: &t5::Config, pins: &Pins, processes: Processes) -> Result<Costs> {
-    training_at(Place::Device, model, pins, processes)
+    training_at(MemorySpace::Device, model, pins, processes)
 }
 
-fn training_at(place: Place, model: &t5::Config, pins: &Pins, processes: Processes) -> Result<Costs> {
+fn training_at(place: MemorySpace, model: &t5::Config, pins: &Pins, processes: Processes) -> Result<Costs> {
     let options = TrainerOptions { total_steps: 10, ..TrainerOptions::default() };
     let training = Training { disk_writes: 1 << 60, wanted: Wanted::All, processes, ..testing::training(&options) };
     let budgets = Budgets { process: budget_of(None), device: budget_of(None) };
@@ -54,7 +54,8 @@ fn on_a_machine(
     let pins = Pins::default();
     let host = host_gib << 30;
     let budgets = Budgets { process: budget_of(Some(host)), device: budget_of(Some((gib << 30) - (300 << 20))) };
-    let job = Job { samples, longest, place: Place::Device, budgets, prices, ..testing::job(model, training, &pins) };
+    let job =
+        Job { samples, longest, place: MemorySpace::Device, budgets, prices, ..testing::job(model, training, &pins) };
     let free = Bytes(gib << 30).saturating_sub(Bytes::mib(300));
     let card = DeviceMemory { name: "a card".into(), total: Bytes::gib(gib), free, ..Default::default() };
     let [total, available] = [64, 48].map(Bytes::gib);
@@ -204,24 +205,24 @@ fn a_device_has_rows_for_its_context_and_its_pool_and_makes_its_masks_itself() {
     let (used, pool, pool_unit) = (Bytes::mib(532), Bytes::mib(32), Bytes::mib(2));
     let open = DeviceMemory { used, pool, pool_unit, ..machine().device.expect("a card") };
     let open = MemorySnapshot { device: Some(open), ..machine() };
-    let row = context(Place::Device, false, &open).expect("a row");
-    assert_eq!((row.bytes, row.place), (Bytes::mib(500), Place::Device));
+    let row = context(MemorySpace::Device, false, &open).expect("a row");
+    assert_eq!((row.bytes, row.place), (Bytes::mib(500), MemorySpace::Device));
     assert!(row.note.starts_with("measured"));
     let [assumed, measured] = [&machine(), &open].map(|now| pool_beside(Bytes::mib(100), now));
     assert_eq!([assumed.bytes, measured.bytes], [Bytes::mib(8), Bytes::mib(6)]);
     assert!(
         assumed.note.starts_with("assumed: 4 MiB of units") && measured.note.starts_with("measured: 2 MiB of units")
     );
-    assert_eq!(context(Place::Host, true, &machine()), None);
-    let [without, with] = [false, true].map(|has| context(Place::Device, has, &machine()).expect("a row").bytes);
+    assert_eq!(context(MemorySpace::Host, true, &machine()), None);
+    let [without, with] = [false, true].map(|has| context(MemorySpace::Device, has, &machine()).expect("a row").bytes);
     assert!(with > without, "NCCL has buffers of its own");
 }
 
 #[test]
 fn the_processor_does_not_price_a_step_of_a_card() {
     for dtype in [DType::F32, DType::BF16] {
-        assert_eq!(Prices::at(Place::Device, dtype), Prices::card());
-        assert_eq!(Prices::at(Place::Host, dtype), Prices::of_units(dtype));
+        assert_eq!(Prices::at(MemorySpace::Device, dtype), Prices::card());
+        assert_eq!(Prices::at(MemorySpace::Host, dtype), Prices::of_units(dtype));
     }
     assert!(Prices::card().are_sound() && Prices::card().enough_tokens > Prices::vectors().enough_tokens);
 }
@@ -241,19 +242,19 @@ fn refusal(offered: Result<Costs>) -> String {
 #[test]
 fn what_is_off_a_card_lies_in_files_or_is_billed_to_the_host() {
     let offered = training(&small(), &Pins::default(), Processes::default()).expect("there are choices");
-    let of = |rows: &[CostRow], place: Place, name: &memory_policy::Name| -> u64 {
+    let of = |rows: &[CostRow], place: MemorySpace, name: &memory_policy::Name| -> u64 {
         let rows = rows.iter().filter(|row| row.place == place && row.name == *name);
         rows.map(|row| row.bytes.0).sum()
     };
     let (mut in_files, mut on_host) = (0, 0);
     for choice in &offered.steps {
         let levers = &choice.what.levers;
-        let bytes = of(&choice.rows, Place::Host, &OFFLOADED_TO_HOST);
+        let bytes = of(&choice.rows, MemorySpace::Host, &OFFLOADED_TO_HOST);
         assert_eq!(bytes > 0, levers.has_host_memory(), "{:?}", choice.what);
         in_files += u32::from(levers.uses_files());
         on_host += u32::from(levers.has_host_memory());
         if levers.has_weights_on_disk() {
-            let there = of(&choice.rows, Place::Device, &crate::names::PARAMETERS);
+            let there = of(&choice.rows, MemorySpace::Device, &crate::names::PARAMETERS);
             assert!(there < 70 << 20, "the table of the vocabulary is the largest part: {there} bytes");
             // The weights of t5-small in f32, except norms and tables of positions.
             assert!(!levers.has_host_memory() || bytes >= (60_506_624 - 32 * 512 - 2 * 32 * 8) * 4, "{bytes}");
@@ -280,14 +281,14 @@ fn copies_beside_what_is_computed_cost_memory_of_the_card_and_pinned_memory_and_
     assert!(!waits.is_empty() && waits.len() == beside.len());
     let mut more = 0;
     for (waits, beside) in waits.iter().zip(&beside) {
-        let of = |choice: &StepChoice, place: Place, name: Option<&memory_policy::Name>| -> u64 {
+        let of = |choice: &StepChoice, place: MemorySpace, name: Option<&memory_policy::Name>| -> u64 {
             let rows = choice.rows.iter().filter(|row| row.place == place && name.is_none_or(|name| row.name == *name));
             rows.map(|row| row.bytes.0).sum()
         };
-        let [before, after] = [waits, beside].map(|choice| of(choice, Place::Device, None));
+        let [before, after] = [waits, beside].map(|choice| of(choice, MemorySpace::Device, None));
         assert!(after >= before, "{:?}", beside.what);
         more += u32::from(after > before);
-        let [before, after] = [waits, beside].map(|choice| of(choice, Place::Host, Some(&STAGING)));
+        let [before, after] = [waits, beside].map(|choice| of(choice, MemorySpace::Host, Some(&STAGING)));
         assert_eq!(after - before, cuda_device::copies::STAGING_BYTES, "{:?}", beside.what);
         assert!(beside.relative_time <= waits.relative_time, "{:?}", beside.what);
     }
@@ -298,7 +299,7 @@ fn copies_beside_what_is_computed_cost_memory_of_the_card_and_pinned_memory_and_
 fn a_lever_of_cards_is_refused_on_the_processor_by_its_names() {
     let pins = Pins::default().with("offload_to", Value::Word("host"));
     let expected = "`memory.offload_to = \"host\"` (`bench --offload-to`) is for GPUs, and tensors are on the CPU";
-    assert_eq!(refusal(training_at(Place::Host, &small(), &pins, Processes::default())), expected);
+    assert_eq!(refusal(training_at(MemorySpace::Host, &small(), &pins, Processes::default())), expected);
 }
 
 #[test]
@@ -313,7 +314,11 @@ fn every_value_of_every_lever_is_offered_on_a_device() {
             let pins = Pins::default().with(lever.name, value);
             let offered = training(&small(), &pins, Processes::default());
             let offered = offered.unwrap_or_else(|error| panic!("{} {value:?}: {error}", lever.name));
-            assert!(lever.works_at(Place::Device, value) && !offered.steps.is_empty(), "{} {value:?}", lever.name);
+            assert!(
+                lever.works_at(MemorySpace::Device, value) && !offered.steps.is_empty(),
+                "{} {value:?}",
+                lever.name
+            );
         }
     }
 }
@@ -326,9 +331,9 @@ fn what_cards_of_several_processes_send_each_other_is_billed_in_the_memory_of_th
         let row = offered.fixed.into_iter().find(|row| row.name == COMMUNICATION);
         row.map(|row| (row.place, row.bytes.0))
     };
-    assert_eq!(of(several), Some((Place::Host, 16 << 20)));
+    assert_eq!(of(several), Some((MemorySpace::Host, 16 << 20)));
     let by_nccl = Processes { buffers: 0, between_cards: Some(16 << 20), ..several };
-    assert_eq!(of(by_nccl), Some((Place::Device, 16 << 20)));
+    assert_eq!(of(by_nccl), Some((MemorySpace::Device, 16 << 20)));
     assert_eq!(of(Processes::default()), None);
     let least_pinned = |processes| {
         let offered = training(&small(), &Pins::default(), processes).expect("there are choices");
@@ -345,7 +350,7 @@ fn a_base_in_codes_takes_less_of_a_device() {
         let model = t5::Config { base_precision, ..small() }.with_adapter(t5::Lora::default()).expect("an adapter");
         let offered = training(&model, &Pins::default(), Processes::default()).expect("there are choices");
         let row = offered.steps[0].rows.iter().find(|row| row.name == crate::names::PARAMETERS);
-        row.filter(|row| row.place == Place::Device).expect("parameters on the device").bytes.0
+        row.filter(|row| row.place == MemorySpace::Device).expect("parameters on the device").bytes.0
     };
     let [whole, int8, nf4] = [None, Some(t5::Precision::Int8), Some(t5::Precision::Nf4)].map(parameters);
     assert!(nf4 < int8 && int8 < whole, "{nf4} {int8} {whole}");
@@ -372,7 +377,7 @@ fn inference_on_a_device_bills_the_device_and_leaves_weights_in_files_where_it_i
         };
         let budgets = Budgets { process: budget_of(Some(1 << 30)), device: budget_of(device) };
         let job = Job::of_inference(&model, inference, 8, (64, 64), (budgets, pins));
-        crate::plan(&Job { place: Place::Device, ..job }, &machine()).map(|planned| planned.plan)
+        crate::plan(&Job { place: MemorySpace::Device, ..job }, &machine()).map(|planned| planned.plan)
     };
     let plan = planned(None, &Pins::default()).expect("it fits");
     assert!(!plan.step.levers.uses_files());

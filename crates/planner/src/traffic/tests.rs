@@ -145,7 +145,7 @@ fn what_goes_to_others_through_the_host_takes_the_time_of_its_copies_too() {
             let Work::Training(training) = &mut job.work else { unreachable!("a job that trains") };
             training.processes.between_cards = between_cards;
             job.budgets = Budgets { device: Budget::Explicit(Bytes::gib(8)), ..job.budgets };
-            (job.place, job.prices) = (Place::Device, Prices::card());
+            (job.place, job.prices) = (MemorySpace::Device, Prices::card());
         };
         with_changed_job(8192, 1e12, &waits, on_a_card, |job, now| {
             let card = DeviceMemory { total: Bytes::gib(16), free: Bytes::gib(16), ..DeviceMemory::default() };

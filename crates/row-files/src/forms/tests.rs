@@ -2,7 +2,7 @@ use super::*;
 
 fn pairing(columns: &str) -> Result<Pairing, Unpaired> {
     let columns: Vec<String> = columns.split([' ', ',']).map(str::to_owned).collect();
-    Pairing::of(&columns, &Chosen::default())
+    Pairing::choose(&columns, &Chosen::default())
 }
 
 #[track_caller]
@@ -183,7 +183,7 @@ fn the_columns_of_well_known_data_sets_are_read_as_they_are_meant_or_refused() {
 fn languages_and_templates_choose_columns() {
     let of = |columns: &str, chosen: &Chosen| {
         let columns: Vec<String> = columns.split(' ').map(str::to_owned).collect();
-        Pairing::of(&columns, chosen)
+        Pairing::choose(&columns, chosen)
     };
     let text = |text: &str| Some(text.to_owned());
     let languages = Chosen { source_lang: text("en"), target_lang: text("de"), ..Chosen::default() };

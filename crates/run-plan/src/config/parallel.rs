@@ -59,7 +59,8 @@ pub(super) fn check(config: &Config) -> Outcome<()> {
         )
         .hint("leave one of them out"));
     }
-    let pinned = config.memory.pins.value("accumulation").is_some_and(|value| value.word() == Some("micro-batch-major"));
+    let pinned =
+        config.memory.pins.value("accumulation").is_some_and(|value| value.word() == Some("micro-batch-major"));
     if sharding == Sharding::Weights && pinned && config.parallel.virtual_shards.is_none() {
         return Err(Failure::usage(
             "`parallel.shard = \"weights\"` brings the weights of a layer once, and `memory.accumulation = \"micro-batch-major\"` for every micro-batch",

@@ -6,7 +6,7 @@ use durable_files::NewDirectory;
 
 use super::{
     COMPANION_FILES, Manifest, OPTIMIZER_FILE, STATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, save,
-    save::Place,
+    save::SaveTarget,
 };
 use crate::error::Result;
 
@@ -15,7 +15,7 @@ use crate::error::Result;
 /// # Errors
 /// [`durable_files::Error::DiskFull`] and other I/O errors. An existing directory is then unchanged.
 pub fn export_model(model: &t5::T5, target: &Path, tokenizer: Option<TokenizerFiles>) -> Result<()> {
-    let place = Place::new(NewDirectory::create(target)?);
+    let place = SaveTarget::new(NewDirectory::create(target)?);
     save::commit_or_remove(&place, || save::write_model(&place, model, tokenizer).map(drop))
 }
 
@@ -27,7 +27,7 @@ pub fn export_model(model: &t5::T5, target: &Path, tokenizer: Option<TokenizerFi
 pub fn export_checkpoint(checkpoint: &Path, target: &Path) -> Result<()> {
     let manifest = Manifest::read(checkpoint)?;
     manifest.verify_lengths(checkpoint)?;
-    let place = Place::new(NewDirectory::create(target)?);
+    let place = SaveTarget::new(NewDirectory::create(target)?);
     save::commit_or_remove(&place, || {
         for entry in &manifest.files {
             let name = entry.name.as_str();
@@ -84,8 +84,8 @@ pub(super) fn export_quantised_as(
 }
 
 /// Makes a model directory with the tokenizer files of another.
-fn export_from<R>(source: &Path, target: &Path, write: impl FnOnce(&Place) -> Result<R>) -> Result<R> {
-    let place = Place::new(NewDirectory::create(target)?);
+fn export_from<R>(source: &Path, target: &Path, write: impl FnOnce(&SaveTarget) -> Result<R>) -> Result<R> {
+    let place = SaveTarget::new(NewDirectory::create(target)?);
     save::commit_or_remove(&place, || {
         let written = write(&place)?;
         for name in [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE].into_iter().chain(COMPANION_FILES) {

@@ -200,7 +200,7 @@ impl Trainer {
     }
 
     /// [`Trainer::resume`] of a checkpoint that has an adapter and not its base. `model` is the base with an adapter of the same
-    /// settings, and takes the saved values. Moments lie in a file if `moments` is given.
+    /// settings, and takes the saved values. Moments are in a file if `moments` is given.
     ///
     /// # Errors
     /// As [`Trainer::resume`] and [`t5::peft::AdapterDirectory::open`].

@@ -156,7 +156,7 @@ fn look(path: &Path, step: u64, measure: &str) -> Condition {
 fn remove(checkpoints: &mut Checkpoints, saved: &mut Saved, path: &Path) -> bool {
     let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_symlink());
     let foreign = || {
-        let (parent, name) = Directory::of(path)?;
+        let (parent, name) = Directory::open_parent(path)?;
         foreign_names(&parent.directory(&name)?, &OWN_FILES)
     };
     let foreign = if is_link { Ok(Vec::new()) } else { foreign() };
@@ -244,7 +244,7 @@ fn move_aside(path: &Path) -> Result<PathBuf> {
 
 /// Renames a checkpoint, unless the new name is taken.
 pub(super) fn rename_to_free(from: &Path, to: &Path) -> std::io::Result<()> {
-    let ((directory, old), new) = (Directory::of(from)?, to.file_name().unwrap_or_default());
+    let ((directory, old), new) = (Directory::open_parent(from)?, to.file_name().unwrap_or_default());
     directory.rename_to_free(&old, &directory, new)
 }
 

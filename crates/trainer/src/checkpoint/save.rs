@@ -39,7 +39,7 @@ impl Checkpoints {
         remove_leftovers(&self.directory, &OWN_FILES, Others::None)?;
         trainer.scored_by().clone_into(&mut self.scored_by);
         let target = self.path_of(trainer.step_count());
-        let place = Place::new(NewDirectory::create(&target)?);
+        let place = SaveTarget::new(NewDirectory::create(&target)?);
         let (bytes, notes) = write(&place, &target, trainer, caller, tokenizer)?;
         let mut saved = Saved { path: target, bytes, pruned: Vec::new(), notes };
         self.remember(&saved.path);
@@ -49,15 +49,15 @@ impl Checkpoints {
 }
 
 /// A directory to write into, and the function that creates its files.
-pub(super) struct Place<'a> {
+pub(super) struct SaveTarget<'a> {
     pub(super) directory: NewDirectory,
     /// Creates an empty file in it. A test simulates a full disk.
     pub(super) create: &'a dyn Fn(&NewDirectory, &OsStr) -> io::Result<File>,
 }
 
-impl Place<'_> {
+impl SaveTarget<'_> {
     pub(super) fn new(directory: NewDirectory) -> Self {
-        Place { directory, create: &NewDirectory::create_file }
+        SaveTarget { directory, create: &NewDirectory::create_file }
     }
 
     /// The path of the unfinished directory, for messages.
@@ -69,7 +69,7 @@ impl Place<'_> {
 /// Writes a checkpoint into a temporary directory, which becomes `target`. Returns its length, and what happened to the entry that
 /// had its name.
 pub(super) fn write(
-    temporary: &Place,
+    temporary: &SaveTarget,
     target: &Path,
     trainer: &Trainer,
     caller: &serde_json::Value,
@@ -90,7 +90,7 @@ pub(super) fn write(
 }
 
 /// Fills a temporary directory and gives it its name. On any error it removes the directory, so that a full disk does not stay full.
-pub(super) fn commit_or_remove<T>(place: &Place, fill: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(super) fn commit_or_remove<T>(place: &SaveTarget, fill: impl FnOnce() -> Result<T>) -> Result<T> {
     let filled = fill();
     if filled.is_err() {
         let _ = place.directory.remove(&OWN_FILES);
@@ -102,7 +102,7 @@ pub(super) fn commit_or_remove<T>(place: &Place, fill: impl FnOnce() -> Result<T
 
 /// Writes all files of a checkpoint, the manifest last. Returns their total length.
 fn fill(
-    place: &Place,
+    place: &SaveTarget,
     trainer: &Trainer,
     caller: &serde_json::Value,
     tokenizer: Option<TokenizerFiles>,
@@ -117,7 +117,7 @@ fn fill(
 
 /// Writes the files that make the directory a Hugging Face model, or an adapter of one.
 pub(super) fn write_model(
-    place: &Place,
+    place: &SaveTarget,
     model: &t5::T5,
     tokenizer: Option<TokenizerFiles>,
 ) -> Result<Vec<ManifestEntry>> {
@@ -153,7 +153,7 @@ pub(super) fn write_model(
 }
 
 /// The optimizer's moments, tensor by tensor.
-fn write_optimizer(place: &Place, trainer: &Trainer) -> Result<ManifestEntry> {
+fn write_optimizer(place: &SaveTarget, trainer: &Trainer) -> Result<ManifestEntry> {
     if let Some(parallel) = trainer.sharded_optimizer() {
         return write_sharded(place, trainer, parallel);
     }
@@ -181,7 +181,7 @@ fn write_optimizer(place: &Place, trainer: &Trainer) -> Result<ManifestEntry> {
 }
 
 /// The moments that several processes hold, parameter by parameter.
-fn write_sharded(place: &Place, trainer: &Trainer, parallel: &Parallel) -> Result<ManifestEntry> {
+fn write_sharded(place: &SaveTarget, trainer: &Trainer, parallel: &Parallel) -> Result<ManifestEntry> {
     let mut headers = Vec::new();
     let optimizer = trainer.options().optimizer;
     for (index, parameter) in trainer.model().parameters().iter().enumerate() {
@@ -199,7 +199,7 @@ fn write_sharded(place: &Place, trainer: &Trainer, parallel: &Parallel) -> Resul
     })
 }
 
-fn write_json(place: &Place, name: &str, value: &impl serde::Serialize) -> Result<ManifestEntry> {
+fn write_json(place: &SaveTarget, name: &str, value: &impl serde::Serialize) -> Result<ManifestEntry> {
     let path = place.path().join(name);
     write_file(place, name, |file| {
         serde_json::to_writer_pretty(&mut *file, value)
@@ -209,13 +209,13 @@ fn write_json(place: &Place, name: &str, value: &impl serde::Serialize) -> Resul
     })
 }
 
-fn write_text(place: &Place, name: &str, text: &str) -> Result<ManifestEntry> {
+fn write_text(place: &SaveTarget, name: &str, text: &str) -> Result<ManifestEntry> {
     let path = place.path().join(name);
     write_file(place, name, |file| file.write_all(text.as_bytes()).map_err(|e| Error::io("write", &path, e)))
 }
 
 /// Copies a file and computes its checksum meanwhile.
-pub(super) fn copy(from: &Path, place: &Place, name: &str) -> Result<ManifestEntry> {
+pub(super) fn copy(from: &Path, place: &SaveTarget, name: &str) -> Result<ManifestEntry> {
     let mut source = regular_file::open(from).map_err(|e| Error::io("open", from, e))?;
     let path = place.path().join(name);
     write_file(place, name, |file| io::copy(&mut source, file).map(drop).map_err(|e| Error::io("write", &path, e)))
@@ -223,7 +223,7 @@ pub(super) fn copy(from: &Path, place: &Place, name: &str) -> Result<ManifestEnt
 
 /// Writes one file through a checksum and syncs it, so that it need not be read again for its checksum.
 pub(super) fn write_file(
-    place: &Place,
+    place: &SaveTarget,
     name: &str,
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<ManifestEntry> {

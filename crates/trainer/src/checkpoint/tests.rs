@@ -376,7 +376,7 @@ fn a_full_disk_leaves_the_old_checkpoints_intact_and_says_so() {
     let files = names(&directory.path().join("step-00000002")).len();
     for written in 0..files {
         let create = full_after(written);
-        let place = save::Place { directory: NewDirectory::create(&target).unwrap(), create: &create };
+        let place = save::SaveTarget { directory: NewDirectory::create(&target).unwrap(), create: &create };
         let error = save::write(&place, &target, &trainer, &json!(null), Some(tokenizer)).unwrap_err();
         assert!(matches!(&error, Error::Files(durable_files::Error::DiskFull { .. })), "{written}: {error:?}");
         assert!(error.to_string().contains("intact"), "{error}");
@@ -385,7 +385,7 @@ fn a_full_disk_leaves_the_old_checkpoints_intact_and_says_so() {
         assert_eq!((found.state.step, found.notes.len()), (2, 0));
     }
     let create = full_after(files);
-    let place = save::Place { directory: NewDirectory::create(&target).unwrap(), create: &create };
+    let place = save::SaveTarget { directory: NewDirectory::create(&target).unwrap(), create: &create };
     save::write(&place, &target, &trainer, &json!(null), Some(tokenizer)).unwrap();
     assert_eq!(newest(directory.path()).state.step, 3);
 }

@@ -37,7 +37,8 @@ impl Steps {
         let parallel = Parallel::new(group, shards).expect("as many shards");
         let (shards, rank) = (parallel.shards(), parallel.group().rank());
         trainer.join(parallel, sharding).expect("they join");
-        let of_shards: Vec<Range<usize>> = shards.of(rank).map(|shard| shards.positions(shard, SAMPLES)).collect();
+        let of_shards: Vec<Range<usize>> =
+            shards.owned_by(rank).map(|shard| shards.positions(shard, SAMPLES)).collect();
         let mine = of_shards[0].start..of_shards[of_shards.len() - 1].end;
         let ids = |sample: usize, first: u32| (0..3 + sample as u32 % 4).map(|i| 2 + (first + i * 5) % 35).collect();
         let samples = mine.map(|sample| (ids(sample, sample as u32), ids(sample + 1, 9))).unzip();

@@ -32,7 +32,7 @@ impl Limits {
         let Some(input) = flags.input.as_deref().filter(|input| is_data(input)) else {
             return Ok(vec![Self::default()]);
         };
-        let kind = Kind::of(input, &flags.text.options().within(0, 0, 0))?;
+        let kind = Kind::detect(input, &flags.text.options().within(0, 0, 0))?;
         // Of parquet, only the prompts are read.
         let is_parquet = kind.form == Form::Parquet;
         let longest = kind.longest_possible_row(input).min(if is_parquet { MAX_PROMPT_BYTES as u64 } else { u64::MAX });
@@ -85,7 +85,7 @@ fn rows<'a>(
     limits: Limits,
 ) -> Outcome<impl Iterator<Item = Outcome<String>> + 'a> {
     let column = flags.prompt_column.as_deref().unwrap_or("prompt");
-    let kind = Kind::of(input, &flags.text.options().within(limits.bytes, 0, 0))?;
+    let kind = Kind::detect(input, &flags.text.options().within(limits.bytes, 0, 0))?;
     if !kind.columns.iter().any(|name| name == column) {
         return Err(Failure::unusable(format!("{}: no column `{column}`", input.display()))
             .hint(format!("use `--prompt-column` with one of: {}", kind.columns.join(", "))));

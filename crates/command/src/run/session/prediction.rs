@@ -1,6 +1,6 @@
 //! The predicted and the real memory of a run: on the host and on the device that computes.
 
-use memory_policy::{Bytes, MemorySnapshot, Name, Place, Probe};
+use memory_policy::{Bytes, MemorySnapshot, MemorySpace, Name, Probe};
 use planner::Plan;
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ pub(super) struct Prediction {
     predicted: Bytes,
     predicted_on_device: Bytes,
     /// Places for which an excess was reported.
-    said: Vec<Place>,
+    said: Vec<MemorySpace>,
 }
 
 /// A peak that is more than this share above its prediction causes a warning, in percent.
@@ -24,7 +24,7 @@ const MAX_EXCESS_PERCENT: u64 = 5;
 /// A peak that is too far above its prediction.
 #[derive(Debug, PartialEq, Eq)]
 struct Exceeded {
-    place: Place,
+    place: MemorySpace,
     peak: Bytes,
 }
 
@@ -44,8 +44,11 @@ impl Prediction {
     /// A place whose peak exceeds the predictions of every plan so far; each place once.
     fn exceeded(&mut self, now: &MemorySnapshot) -> Option<Exceeded> {
         let on_device = now.device.as_ref().map_or(Bytes::ZERO, |device| device.peak);
-        let peaks = [(Place::Host, now.peak_rss, self.predicted), (Place::Device, on_device, self.predicted_on_device)];
-        let is_beyond = |(place, peak, predicted): &(Place, Bytes, Bytes)| {
+        let peaks = [
+            (MemorySpace::Host, now.peak_rss, self.predicted),
+            (MemorySpace::Device, on_device, self.predicted_on_device),
+        ];
+        let is_beyond = |(place, peak, predicted): &(MemorySpace, Bytes, Bytes)| {
             *peak > predicted.percent(100 + MAX_EXCESS_PERCENT) && !self.said.contains(place)
         };
         let (place, peak, _) = peaks.into_iter().find(is_beyond)?;
@@ -61,8 +64,8 @@ impl Session {
         let now = self.probe.snapshot()?;
         while let Some(exceeded) = self.prediction.exceeded(&now) {
             let (text, mut event) = match exceeded.place {
-                Place::Host => self.beyond_on_host(phase, exceeded.peak),
-                Place::Device => self.beyond_on_device(phase, exceeded.peak),
+                MemorySpace::Host => self.beyond_on_host(phase, exceeded.peak),
+                MemorySpace::Device => self.beyond_on_device(phase, exceeded.peak),
             };
             event["step"] = json!(self.trainer.step_count());
             event["phase"] = json!(phase.as_str());
@@ -132,9 +135,9 @@ mod tests {
         let probe = probe(&[(40, 900), (52, 1050), (52, 1051), (50, 1200), (60, 1300), (70, 1400)]);
         let mut look = || prediction.exceeded(&probe.snapshot().expect("scripted"));
         assert_eq!([look(), look()], [None, None]);
-        assert_eq!(look(), Some(Exceeded { place: Place::Device, peak: Bytes::mib(1051) }));
+        assert_eq!(look(), Some(Exceeded { place: MemorySpace::Device, peak: Bytes::mib(1051) }));
         assert_eq!(look(), None);
-        assert_eq!(look(), Some(Exceeded { place: Place::Host, peak: Bytes::mib(60) }));
+        assert_eq!(look(), Some(Exceeded { place: MemorySpace::Host, peak: Bytes::mib(60) }));
         assert_eq!(look(), None);
     }
 

@@ -70,7 +70,7 @@ pub(super) struct Pieces {
 
 impl Pieces {
     /// The pieces of a window. Its text counts from `at` (or from the start) and is certain up to `limit`.
-    pub fn of(cut: &PreTokenizedString, at: Option<usize>, limit: usize, is_last: bool) -> Self {
+    pub fn new(cut: &PreTokenizedString, at: Option<usize>, limit: usize, is_last: bool) -> Self {
         let splits = cut.get_splits(OffsetReferential::Original, OffsetType::None);
         let ranges: Vec<Range<usize>> = splits.iter().map(|(_, place, _)| place.0..place.1).collect();
         let named = splits.iter().enumerate().filter_map(|(index, (_, _, tokens))| {
