@@ -270,21 +270,24 @@ def one(said, command, typed, environment, work):
     named = re.search(r"--memory-budget (\d+)MiB", text)
     if code != 3 or not named:
         return {"result": "failed", "text": f"not refused, exit code {code}: {text[-300:]!r}"}
-    for _ in range(2):
-        budget = int(named[1])
+    # Rows are read last, and one that does not fit is refused with a budget for rows, or before the plan, which may need more. The plan's
+    # own refusal names the smallest budget that works.
+    is_above = False
+    for _ in range(3):
+        budget, is_of_plan = int(named[1]), "the smallest budget that works" in text
         shutil.rmtree(work / "run", ignore_errors=True)
         with Group(budget * MIB) as group:
             code, peak, text = run(command, budget, group, environment, typed)
             kills = group.counters()["kills"]
-        # Rows are read last. One that does not fit beside the plan is refused with a budget of its own.
-        named = re.search(r"--memory-budget (\d+)MiB` is enough for every row", text)
-        if code != 3 or not named:
+        is_above |= peak > budget * MIB
+        named = re.search(r"--memory-budget (\d+)MiB", text)
+        if code != 3 or kills or not named or (is_of_plan and "is enough for every row" not in text):
             break
     predicted = re.search(r"peak memory [\d.]+ \w+, ([\d.]+ \w+) predicted", text) or re.search(r"peak \d+ bytes, (\d+) predicted", text)
     result = {"budget_mib": budget, "peak_mib": peak / MIB, "code": code, "predicted": predicted[1] if predicted else "", "text": repr(text[-300:])}
     # A prompt may be longer than any that is read.
     is_done = code == 0 or (code == 4 and "expected at most" in text and "a prompt" in text)
-    result["result"] = "killed" if kills else "above" if peak > budget * MIB else "kept" if is_done else "failed"
+    result["result"] = "killed" if kills else "above" if is_above else "kept" if is_done else "failed"
     return result
 
 

@@ -156,3 +156,23 @@ fn a_row_of_prompts_that_does_not_fit_beside_the_plan_is_refused_with_a_budget_t
     assert_eq!(ran.out.lines().count(), 2);
     assert!(peak(&ran) <= budget, "{} of {budget}: {}", peak(&ran), ran.err);
 }
+
+#[test]
+fn a_long_chat_is_read_within_the_budget_that_its_refusal_names() {
+    let scene = scene();
+    let chat = |text: &str| {
+        let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+        json!({"messages": [turn("user", "abc"), turn("assistant", "abd"), turn("user", text), turn("assistant", "abe")]})
+            .to_string()
+    };
+    scene.write("chats.jsonl", [chat("abf"), chat(&"abc abd ".repeat(15 << 17)), chat("abg")].join("\n"));
+    let with = |budget: u64| {
+        let budget = format!("{budget}MiB");
+        scene.run(&train(&["--set", "data.train=chats.jsonl", "--output", "run", "--memory-budget", &budget]))
+    };
+    // Reading the row is the peak. Up to five copies of it were held, and the plan refused the budget that the rows were given.
+    let budget = least(&with(1).expect_code(3).expect_words(&["the row is longer than"]));
+    with(budget).expect_code(0);
+    let end = &scene.events("run", "end")[0];
+    assert!(end["peak_rss_bytes"].as_u64() <= Some(budget << 20), "{budget} MiB, {end:#}");
+}

@@ -62,7 +62,7 @@ pub(crate) fn completion(turns: &[Turn]) -> Result<&str, String> {
 pub fn prompt(turns: &[Turn]) -> Result<String, String> {
     let turns: Vec<Turn> =
         turns.iter().map(|turn| Turn { role: role(&turn.role), content: turn.content.clone() }).collect();
-    prompt_of(&turns)
+    prompt_of(turns.iter())
 }
 
 /// Whether a prompt is short enough.
@@ -70,46 +70,49 @@ pub type Fits<'a> = &'a dyn Fn(&str) -> bool;
 
 /// The prompt of these turns. If it does not fit, the oldest turns are left out, but never a system message nor the last turn. Also returns
 /// the number of turns that were left out.
+///
+/// Turns may be as long as a row may be, so no more than one prompt exists at a time, and no copy of a turn.
 pub(crate) fn fitted_prompt(turns: &[Turn], fits: Option<Fits<'_>>) -> Result<(String, usize), String> {
-    let prompt = prompt_of(turns)?;
+    let prompt = prompt_of(turns.iter())?;
     let Some(fits) = fits.filter(|fits| !fits(&prompt)) else { return Ok((prompt, 0)) };
     let others: Vec<usize> = (0..turns.len()).filter(|at| turns[*at].role != "system").collect();
     let Some((last, before)) = others.split_last() else { return Ok((prompt, 0)) };
+    drop(prompt);
     // A chat does not begin with an answer.
     let starts = before.iter().skip(1).filter(|at| turns[**at].role != "assistant").chain([last]);
     let starts: Vec<usize> = starts.copied().collect();
-    let from = |start: usize| -> Vec<Turn> {
-        let kept = turns.iter().enumerate().filter(|(at, turn)| *at >= start || turn.role == "system");
-        kept.map(|(_, turn)| turn.clone()).collect()
+    let from = |start: usize| {
+        let kept = turns.iter().enumerate().filter(move |(at, turn)| *at >= start || turn.role == "system");
+        prompt_of(kept.map(|(_, turn)| turn))
     };
-    let does_not_fit = |start: &usize| prompt_of(&from(*start)).is_ok_and(|prompt| !fits(&prompt));
+    let does_not_fit = |start: &usize| from(*start).is_ok_and(|prompt| !fits(&prompt));
     let start = starts[starts.partition_point(does_not_fit).min(starts.len() - 1)];
     let left_out = others.iter().filter(|at| **at < start).count();
-    Ok((prompt_of(&from(start))?, left_out))
+    Ok((from(start)?, left_out))
 }
 
-fn prompt_of(turns: &[Turn]) -> Result<String, String> {
-    let before = || turns.iter().filter(|turn| !turn.content.is_empty());
-    let is_system = |turn: &&Turn| turn.role == "system";
-    let others = before().filter(|turn| !is_system(turn)).count();
-    if others == 0 {
+fn prompt_of<'a>(turns: impl Iterator<Item = &'a Turn>) -> Result<String, String> {
+    let with_text = turns.filter(|turn| !turn.content.is_empty());
+    let (mut ordered, others): (Vec<&Turn>, Vec<&Turn>) = with_text.partition(|turn| turn.role == "system");
+    let has_labels = others.len() > 1;
+    let systems = ordered.len();
+    ordered.extend(&others);
+    if others.is_empty() {
         return Err("expected a message before that of the assistant, got none".to_owned());
     }
-    let mut prompt = String::new();
-    let mut add = |label: &str, content: &str| {
-        if !prompt.is_empty() {
+    // A prompt that grows would be copied, and both copies held.
+    let bytes = ordered.iter().map(|turn| turn.role.len() + turn.content.len() + "\n: ".len()).sum();
+    let mut prompt = String::with_capacity(bytes);
+    for (number, turn) in ordered.iter().enumerate() {
+        if number > 0 {
             prompt.push('\n');
         }
-        if !label.is_empty() {
-            prompt.push_str(label);
+        if has_labels && number >= systems {
+            prompt.push_str(&turn.role);
             prompt.push_str(": ");
         }
-        prompt.push_str(content);
-    };
-    before().filter(is_system).for_each(|turn| add("", &turn.content));
-    before().filter(|turn| !is_system(turn)).for_each(|turn| {
-        add(if others > 1 { &turn.role } else { "" }, &turn.content);
-    });
+        prompt.push_str(&turn.content);
+    }
     Ok(prompt)
 }
 
@@ -145,9 +148,12 @@ fn turns<'de, A: SeqAccess<'de>>(mut list: A) -> Result<Vec<Turn>, A::Error> {
             return Err(A::Error::custom(too_many()));
         }
         match element {
-            Element::Message(Message { role: name, content }) => turns.push(Turn::new(&role(&name.0), &content.0)),
+            Element::Message(Message { role: name, content }) => {
+                turns.push(Turn { role: role(&name.0), content: content.0 });
+            }
             Element::Exchange(question, answer) => {
-                turns.extend([Turn::new("user", &question.0), Turn::new("assistant", &answer.0)]);
+                let turn = |role: &str, content: Content| Turn { role: role.to_owned(), content: content.0 };
+                turns.extend([turn("user", question), turn("assistant", answer)]);
             }
         }
     }
@@ -273,7 +279,7 @@ mod tests {
     fn pair(json: &str) -> Result<(String, String), String> {
         let turns = from_text(json)?;
         let (before, response) = before_response(&turns)?;
-        Ok((prompt_of(before)?, response.to_owned()))
+        Ok((prompt_of(before.iter())?, response.to_owned()))
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl Default for ReadOptions {
 
 /// Copies of the longest row that a conversion holds at a time, in tenths: the row, its encoded page, and the page
 /// compressed. While the row is read, its line and its texts are held instead.
-const ROW_COPIES_TENTHS: u64 = 35;
+const ROW_COPIES_TENTHS: u64 = 37;
 /// Buffers of the file that is read, and what is known of the files that are written.
 const BUFFER_BYTES: u64 = 1 << 20;
 /// A row up to this size is never refused for a budget.

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use dataloader::{Side, Tokenizer};
 use durable_files::AtomicFile;
-use memory_policy::{Bytes, Probe, SystemProbe, counted, plural};
+use memory_policy::{Bytes, MemorySnapshot, Probe, SystemProbe, counted, plural};
 use row_files::{
     Chosen, Conversion, Counts, Encoding, ParquetWriter, Quoting, ReadOptions, RowError, Settings, Share, Sizes,
 };
@@ -348,22 +348,24 @@ fn parquet_of(
 
 /// Refuses a conversion before its rows are read, if not even short rows fit. A process that is above its budget already is left to its
 /// plan, which names the least budget.
-fn check_room(budget: Bytes, rss: Bytes, [least, enough]: [u64; 2]) -> Outcome<()> {
-    let needed = rss + Bytes(least);
-    if budget < rss || budget >= needed {
+fn check_room(budget: Bytes, now: &MemorySnapshot, [least, enough]: [u64; 2]) -> Outcome<()> {
+    let needed = now.rss + Bytes(least);
+    if budget < now.rss || budget >= needed {
         return Ok(());
     }
-    let enough = with_headroom(rss + Bytes(enough)).round_up_to_mib().0 >> 20;
-    Err(Failure::new(
-        Exit::DoesNotFit,
-        format!("memory budget: expected at least {needed} to read the rows, got {budget}"),
-    )
-    .hint(format!("`--memory-budget {enough}MiB` is enough for every row that can be read; the plan may need more")))
+    let what = format!("memory budget: expected at least {needed} to read the rows, got {budget}");
+    Err(Failure::new(Exit::DoesNotFit, what).hint(enough_for_rows(budget_to_convert(now, enough))))
 }
 
-/// A peak while rows are read, with the headroom that its plan will ask for.
-fn with_headroom(peak: Bytes) -> Bytes {
+/// A budget in which a conversion may take `bytes`. The plan that follows refuses one below the peak so far, such as that of loading the tokenizer.
+fn budget_to_convert(now: &MemorySnapshot, bytes: u64) -> Bytes {
+    let peak = now.peak_rss.max(now.rss + Bytes(bytes));
     peak + memory_policy::headroom(peak)
+}
+
+fn enough_for_rows(budget: Bytes) -> String {
+    let mib = budget.round_up_to_mib().0 >> 20;
+    format!("`--memory-budget {mib}MiB` is enough for every row that can be read; the plan may need more")
 }
 
 /// Reads the sources and writes the parquet files.
@@ -378,7 +380,7 @@ fn write(
     let now = SystemProbe::new().snapshot()?;
     let outputs = if validation.is_some() { 2 } else { 1 };
     let bytes = ReadOptions::bytes_to_convert(conversion.bytes(), outputs, conversion.longest_possible_row());
-    check_room(job::budgets(config).process.resolve(&now), now.rss, bytes)?;
+    check_room(job::budgets(config).process.resolve(&now), &now, bytes)?;
     let names: Vec<&str> = columns.iter().map(String::as_str).collect();
     let sizes = Sizes::for_bytes(conversion.bytes());
     let begin = |path: &Path| -> Outcome<(AtomicFile, ParquetWriter<BufWriter<std::fs::File>>)> {
@@ -425,7 +427,7 @@ fn write(
                 .hint("run the same command again")
         }
         row_files::Error::Row(row) if row.fault.is_over_budget() => {
-            over_budget(&row, with_headroom(now.rss + Bytes(bytes[1])).0)
+            over_budget(&row, budget_to_convert(&now, bytes[1]))
         }
         error => error.into(),
     })?;
@@ -436,11 +438,9 @@ fn write(
     Ok(counts)
 }
 
-/// The failure for a row that would be read with more memory. `enough` bytes are enough for every row.
-pub fn over_budget(row: &RowError, enough: u64) -> Failure {
-    let enough = enough.div_ceil(1 << 20);
-    Failure::new(Exit::DoesNotFit, row.to_string())
-        .hint(format!("`--memory-budget {enough}MiB` is enough for every row that can be read"))
+/// The failure for a row that would be read with more memory. A budget of `enough` is enough for every row.
+pub fn over_budget(row: &RowError, enough: Bytes) -> Failure {
+    Failure::new(Exit::DoesNotFit, row.to_string()).hint(enough_for_rows(enough))
 }
 
 /// Adds the setting that skips bad rows to the error of a row.
@@ -493,7 +493,11 @@ mod tests {
 
     #[test]
     fn a_budget_without_room_for_short_rows_is_refused_before_they_are_read() {
-        let of = |budget| check_room(Bytes::mib(budget), Bytes::mib(20), [4 << 20, 60 << 20]);
+        let of_peak = |budget, peak| {
+            let now = MemorySnapshot { rss: Bytes::mib(20), peak_rss: Bytes::mib(peak), ..MemorySnapshot::default() };
+            check_room(Bytes::mib(budget), &now, [4 << 20, 60 << 20])
+        };
+        let of = |budget| of_peak(budget, 20);
         assert!(of(24).is_ok() && of(4000).is_ok());
         // Above its budget already: the plan names the least budget.
         assert!(of(1).is_ok());
@@ -501,6 +505,11 @@ mod tests {
         assert_eq!(refused.exit, Exit::DoesNotFit);
         assert_eq!(refused.message, "memory budget: expected at least 24 MiB to read the rows, got 23 MiB");
         assert!(refused.hints[0].starts_with("`--memory-budget 88MiB` is enough for every row"), "{:?}", refused.hints);
+        let after_a_large_tokenizer = of_peak(23, 110).unwrap_err();
+        assert!(
+            after_a_large_tokenizer.hints[0].starts_with("`--memory-budget 118MiB`"),
+            "{after_a_large_tokenizer:?}"
+        );
     }
 
     #[test]

@@ -14,13 +14,15 @@ use crate::screen::lines::Lines;
 /// The most bytes of a prompt in a file. A model reads some thousand tokens of it.
 pub const MAX_PROMPT_BYTES: usize = 1 << 20;
 
+const MOST: Bytes = Bytes(MAX_PROMPT_BYTES as u64);
+
 /// How much of a file is in memory while prompts are read from it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Limits {
     /// The bytes beside a prompt.
     pub bytes: u64,
-    /// A budget with which every row can be read.
-    enough: u64,
+    /// A budget with which every row can be read; none where these limits are wide enough.
+    enough: Option<Bytes>,
 }
 
 impl Limits {
@@ -38,7 +40,8 @@ impl Limits {
         let longest = kind.longest_possible_row(input).min(if is_parquet { MAX_PROMPT_BYTES as u64 } else { u64::MAX });
         let [least, most] = ReadOptions::bytes_to_read(is_parquet, longest);
         let wide = (budget.0.saturating_sub(now.rss.0) / SHARE_OF_ROWS).clamp(least, most);
-        let limits = |bytes| Self { bytes, enough: budget.0.max(now.rss.0) + SHARE_OF_ROWS * most };
+        let enough = Bytes(budget.0.max(now.rss.0) + SHARE_OF_ROWS * most);
+        let limits = |bytes| Self { bytes, enough: (bytes < most).then_some(enough) };
         Ok(vec![limits(wide), limits(least)])
     }
 }
@@ -95,18 +98,28 @@ fn rows<'a>(
     Ok(std::iter::from_fn(move || match rows.next(&mut row) {
         Err(error) => Some(Err(error.into())),
         Ok(None) => None,
-        Ok(Some(Err(error))) if error.fault.is_over_budget() => Some(Err(row_data::over_budget(&error, limits.enough))),
+        Ok(Some(Err(error))) if error.fault.is_over_budget() => Some(Err(match limits.enough {
+            Some(enough) => row_data::over_budget(&error, enough),
+            None => {
+                let (path, row) = (error.path.display(), error.line);
+                too_long(format!("{path}: row {row}: the prompt is too long, expected at most {MOST}"))
+            }
+        })),
         Ok(Some(Err(error))) => Some(Err(of_row(&error))),
         Ok(Some(Ok(()))) => Some(match row.cells.first().and_then(row_files::Cell::text) {
             Some(text) if text.len() > MAX_PROMPT_BYTES => {
-                let (most, got) = (Bytes(MAX_PROMPT_BYTES as u64), Bytes(text.len() as u64));
-                Err(Failure::unusable(format!("{}: a prompt has {got}, expected at most {most}", input.display()))
-                    .hint("a model reads some thousand tokens of a prompt; cut it, or name another `--prompt-column`"))
+                let got = Bytes(text.len() as u64);
+                Err(too_long(format!("{}: a prompt has {got}, expected at most {MOST}", input.display())))
             }
             Some(text) => Ok(text.to_owned()),
             None => Err(of_row(&rows.error(&row, RowFault::Null(column.to_owned())))),
         }),
     }))
+}
+
+fn too_long(what: String) -> Failure {
+    Failure::unusable(what)
+        .hint("a model reads some thousand tokens of a prompt; cut it, or name another `--prompt-column`")
 }
 
 fn of_row(error: &row_files::RowError) -> Failure {
