@@ -80,11 +80,14 @@ pub(crate) struct Noise<'a> {
     pub adapter_dropout: f64,
     /// The samples' indices in the optimizer batch.
     pub samples: &'a [u32],
+    /// Whether layers compute as if they had no adapter.
+    pub skips_adapter: bool,
 }
 
 impl<'a> Noise<'a> {
     /// No dropout.
-    pub const NONE: Noise<'static> = Noise { seed: 0, step: 0, dropout: 0.0, adapter_dropout: 0.0, samples: &[] };
+    pub const NONE: Noise<'static> =
+        Noise { seed: 0, step: 0, dropout: 0.0, adapter_dropout: 0.0, samples: &[], skips_adapter: false };
 
     pub fn dropout(&self, site: u32) -> Option<Dropout<'a>> {
         self.dropping(self.dropout, site)

@@ -18,6 +18,8 @@ pub struct MicroBatch<T = Tensor> {
     pub(crate) target_lengths: Vec<usize>,
     pub(crate) labels: Vec<u32>,
     pub(crate) samples: Vec<u32>,
+    pub(crate) weights: Option<Vec<f64>>,
+    pub(crate) skips_adapter: bool,
 }
 
 impl<T> MicroBatch<T> {
@@ -38,6 +40,8 @@ impl<T> MicroBatch<T> {
             target_lengths: Vec::new(),
             labels: Vec::new(),
             samples: Vec::new(),
+            weights: None,
+            skips_adapter: false,
         }
     }
 
@@ -86,7 +90,26 @@ impl MicroBatch {
             target_lengths: targets.iter().map(|target| target.len()).collect(),
             labels,
             samples: samples.to_vec(),
+            weights: None,
+            skips_adapter: false,
         })
+    }
+
+    /// The same micro-batch, where a step minimises the sum over its samples of `weights[i]` times the cross-entropy of sample `i`, in
+    /// place of the mean over all target tokens. Weights may be negative: that is the gradient of a loss of the samples' log-probabilities.
+    ///
+    /// # Panics
+    /// There are not as many weights as samples.
+    #[must_use]
+    pub fn weighted(self, weights: Vec<f64>) -> MicroBatch {
+        assert_eq!(weights.len(), self.samples.len(), "a weight for each sample");
+        MicroBatch { weights: Some(weights), ..self }
+    }
+
+    /// The same micro-batch, computed as if the model had no adapter. Only for passes that train nothing.
+    #[must_use]
+    pub fn without_adapter(self) -> MicroBatch {
+        MicroBatch { skips_adapter: true, ..self }
     }
 
     /// The number of samples (B).

@@ -505,8 +505,25 @@ impl T5 {
     ) -> Result<Option<f64>> {
         let cx = without_dropout(cx.activations, cx.loss_chunk_rows);
         let events = Outline::inference(&self.config, self.has_paged_weights()).evaluation();
-        let step = infer(&self.network, &events, &cx, batch, interrupted)?;
+        let step = infer(&self.network, &events, &cx, std::slice::from_ref(batch), interrupted)?;
         Ok(step.map(|step| step.loss_sum()))
+    }
+
+    /// The cross-entropy of each sample's target, summed over its tokens: minus the log-probability of the whole target. One list for each
+    /// micro-batch. Without dropout; weights in files are read once for all micro-batches. `interrupted` is as in [`T5::loss_unless`].
+    ///
+    /// # Errors
+    /// An operation fails, or a weight cannot be read.
+    pub fn losses_of_samples(
+        &self,
+        batches: &[MicroBatch],
+        cx: &EvalContext,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<Vec<f64>>>> {
+        let cx = without_dropout(cx.activations, cx.loss_chunk_rows);
+        let events = Outline::inference(&self.config, self.has_paged_weights()).losses_of_samples(batches.len());
+        let step = infer(&self.network, &events, &cx, batches, interrupted)?;
+        Ok(step.map(|mut step| step.take_losses_of_samples()))
     }
 
     /// All logits (B, T, V), without dropout, in the parameters' dtype. Large: for tests and small batches.
@@ -523,7 +540,8 @@ impl T5 {
     /// The output of the encoder, or of the decoder.
     fn output(&self, batch: &MicroBatch, activations: DType, decoder: bool) -> Result<Tensor> {
         let events = Outline::inference(&self.config, self.has_paged_weights()).forward_only(decoder);
-        let step = infer(&self.network, &events, &without_dropout(activations, 1), batch, &|| false)?;
+        let step =
+            infer(&self.network, &events, &without_dropout(activations, 1), std::slice::from_ref(batch), &|| false)?;
         Ok(step.and_then(|mut step| step.take_output()).expect("nobody interrupts a pass that has an output"))
     }
 }

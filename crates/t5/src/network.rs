@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use t5_ops::{CrossEntropy, LossSums, TokenLoss};
+use t5_ops::{CrossEntropy, LossSums};
 
 use crate::config::Config;
 use crate::context::{Noise, StepContext, adapter_site};
@@ -186,19 +186,35 @@ impl<T: Ops> Network<T> {
         T::linear_cross_entropy(&z.as_rows()?, &self.head.weight, labels, &settings)
     }
 
-    /// Loss sums, and the objective's gradient of the decoder's output (B, T, D). Logits exist for a chunk of rows at a time, or for a sample at a time if the
-    /// head has an adapter.
+    /// The loss of each sample of the decoder's output (B, T, D), without gradients.
+    pub fn losses(&self, z: &T, labels: &[u32], chunk_rows: usize, noise: &Noise) -> Result<Vec<f64>> {
+        let settings = self.cross_entropy(1.0, chunk_rows);
+        let of_sample = |sample: usize| {
+            let (x, labels) = (z.select(&[sample as u32])?, labels_of(labels, z, sample));
+            match self.head.adapter {
+                Some(_) => T::logit_cross_entropy(&self.head.forward(&x.scaled(self.logit_scale)?, noise)?, labels),
+                None => T::linear_cross_entropy(&x.as_rows()?, &self.head.weight, labels, &settings),
+            }
+        };
+        (0..z.dims()[0]).map(of_sample).collect()
+    }
+
+    /// Loss sums, and the objective's gradient of the decoder's output (B, T, D). Logits exist for a chunk of rows at a time. If the head has
+    /// an adapter, or samples have weights, they exist for a sample at a time.
     pub fn head_backward(
         &self,
         z: T,
-        labels: &[u32],
+        batch: &MicroBatch<T>,
         cx: &StepContext,
         noise: &Noise,
         grads: &mut Gradients<T>,
     ) -> Result<(LossSums, T)> {
+        let labels = &batch.labels;
         let gradient_scale = 1.0 / cx.target_tokens.max(1) as f64;
-        if self.head.adapter.is_some() {
-            return self.adapted_head_backward(&z, labels, (gradient_scale, cx.token_loss), noise, grads);
+        if self.head.adapter.is_some() || batch.weights.is_some() {
+            let weights = batch.weights.as_deref();
+            let scale = |sample: usize| weights.map_or(gradient_scale, |all| all.get(sample).copied().unwrap_or(1.0));
+            return self.head_backward_by_sample(&z, labels, (&scale, cx), noise, grads);
         }
         let settings =
             CrossEntropy { token_loss: cx.token_loss, ..self.cross_entropy(gradient_scale, cx.loss_chunk_rows) };
@@ -209,11 +225,12 @@ impl<T: Ops> Network<T> {
         Ok((loss, drows.shaped(z.dims())?))
     }
 
-    fn adapted_head_backward(
+    /// As [`Network::head_backward`], where the gradients of a sample are multiplied by `scale(sample)`.
+    fn head_backward_by_sample(
         &self,
         z: &T,
         labels: &[u32],
-        (gradient_scale, token_loss): (f64, TokenLoss),
+        (scale, cx): (&dyn Fn(usize) -> f64, &StepContext),
         noise: &Noise,
         grads: &mut Gradients<T>,
     ) -> Result<(LossSums, T)> {
@@ -221,12 +238,26 @@ impl<T: Ops> Network<T> {
         let dz = z.zeros(&[1, samples * length, width], z.dtype())?;
         let mut loss = LossSums::default();
         for sample in 0..samples {
+            let (gradient_scale, labels) = (scale(sample), labels_of(labels, z, sample));
+            if self.head.adapter.is_none() {
+                let settings = CrossEntropy {
+                    token_loss: cx.token_loss,
+                    ..self.cross_entropy(gradient_scale, cx.loss_chunk_rows)
+                };
+                let dw = grads.accumulator_or_empty(&self.head.weight)?;
+                let dw = dw.as_ref().map(|(dw, accumulate)| (dw, *accumulate));
+                let x = z.select(&[sample as u32])?.as_rows()?;
+                let (of_sample, dx) = T::linear_cross_entropy_backward(&x, &self.head.weight, labels, &settings, dw)?;
+                drop(x);
+                loss += of_sample;
+                dz.set_positions(&dx.shaped(&[1, length, width])?, sample * length)?;
+                continue;
+            }
             // Dropout masks depend on the sample.
             let noise = Noise { samples: noise.samples.get(sample..=sample).unwrap_or_default(), ..*noise };
             let x = z.select(&[sample as u32])?.scaled(self.logit_scale)?;
             let (logits, narrow) = self.head.forward_keeping(&x, &noise)?;
-            let (of_sample, dlogits) =
-                T::logit_cross_entropy_backward(logits, labels_of(labels, z, sample), gradient_scale, token_loss)?;
+            let (of_sample, dlogits) = T::logit_cross_entropy_backward(logits, labels, gradient_scale, cx.token_loss)?;
             loss += of_sample;
             let dlogits = self.head.backward(dlogits)?;
             self.head.backward_weight(&dlogits, (&x, narrow), &noise, grads)?;

@@ -36,7 +36,8 @@ impl<T: Ops> Decoding<'_, T> {
         let GenerateOptions { max_new_tokens, activations, .. } = self.options;
         let rows_of_source = self.options.shape().rows;
         let events = Outline::inference(config, self.has_paged_weights).forward_only(false);
-        let encoder = infer(self.network, &events, &without_dropout(activations, 1), &batch, interrupted)?;
+        let encoder =
+            infer(self.network, &events, &without_dropout(activations, 1), std::slice::from_ref(&batch), interrupted)?;
         let Some(encoded) = encoder.and_then(|mut step| step.take_output()) else { return Ok(None) };
         let capacity = FIRST_CAPACITY.min(max_new_tokens);
         let samples = batch.ids(false).dims()[0];

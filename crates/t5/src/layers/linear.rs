@@ -42,7 +42,9 @@ impl<T: Ops> Linear<T> {
 
     /// As [`Linear::forward`]. Also returns the adapter's narrow product (.., rank), if any, for [`Linear::backward_weight`].
     pub fn forward_keeping(&self, x: &T, noise: &Noise) -> Result<(T, Option<T>)> {
-        let Some(adapter) = &self.adapter else { return Ok((self.weight.here(|weight| T::linear(x, weight))?, None)) };
+        let Some(adapter) = self.adapter.as_ref().filter(|_| !noise.skips_adapter) else {
+            return Ok((self.weight.here(|weight| T::linear(x, weight))?, None));
+        };
         let input = adapter.input(x, noise)?;
         let gain = adapter.gain(&self.weight)?;
         let down = adapter.down(&input)?;

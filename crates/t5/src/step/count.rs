@@ -241,6 +241,12 @@ impl Counter {
         self
     }
 
+    /// Counts for steps whose micro-batches are [weighted](crate::MicroBatch::weighted).
+    pub fn weighing_samples(mut self) -> Counter {
+        [Some(&mut self.rehearsal), self.with_copies.as_mut()].into_iter().flatten().for_each(Rehearsal::weigh_samples);
+        self
+    }
+
     /// Counts for a model that trains the parameters for which `is_trained` returns true.
     ///
     /// # Errors
@@ -470,7 +476,7 @@ impl Counter {
         let cx = StepContext { dropout: 0.0, loss_chunk_rows, ..*self.rehearsal.cx() };
         ledger.begin();
         let live = ledger.live();
-        drop(infer(network, &events, &cx, &batch, &|| false).expect("counting cannot fail"));
+        drop(infer(network, &events, &cx, std::slice::from_ref(&batch), &|| false).expect("counting cannot fail"));
         let loss = ledger.loss();
         let (packed, multiply_adds) = (ledger.kept().total(), ledger.work().all);
         let (workspace, on_host) = (ledger.peak() - live - loss, ledger.on_host());

@@ -91,6 +91,8 @@ pub(crate) struct Step<'a, T: Ops> {
     /// Parameters whose gradients are being summed.
     in_flight: HashSet<usize>,
     losses: LossSums,
+    /// The cross-entropy of each sample, by micro-batch, of [`Event::LossOfSamples`].
+    of_samples: Vec<Vec<f64>>,
     /// Records and launches micro-batches that repeat. `None`: nothing is recorded.
     repeats: Option<&'a dyn GraphRunner<T>>,
 }
@@ -138,6 +140,7 @@ impl<'a, T: Ops> Step<'a, T> {
             received: HashSet::new(),
             in_flight: HashSet::new(),
             losses: LossSums::default(),
+            of_samples: Vec::new(),
             repeats: None,
         })
     }
@@ -150,6 +153,11 @@ impl<'a, T: Ops> Step<'a, T> {
     /// The sum of the cross-entropies of all tokens so far.
     pub fn loss_sum(&self) -> f64 {
         self.losses.cross_entropy
+    }
+
+    /// The cross-entropy of each sample, by micro-batch.
+    pub fn take_losses_of_samples(&mut self) -> Vec<Vec<f64>> {
+        std::mem::take(&mut self.of_samples)
     }
 
     /// The output (B, T, D) of the last stack that the first micro-batch went through.
@@ -272,6 +280,13 @@ impl<'a, T: Ops> Step<'a, T> {
                     self.losses += self.network.loss(&z, &self.batches[i].labels, self.cx.loss_chunk_rows)?.into();
                 }
             }
+            Event::LossOfSamples { of } => {
+                for i in of.clone() {
+                    let Some(z) = self.slots[i].x.take() else { continue };
+                    let (labels, noise) = (&self.batches[i].labels, self.noise(i));
+                    self.of_samples.push(self.network.losses(&z, labels, self.cx.loss_chunk_rows, &noise)?);
+                }
+            }
             Event::Head { of } => {
                 for i in of.clone() {
                     if observer.interrupted() {
@@ -363,7 +378,8 @@ impl<'a, T: Ops> Step<'a, T> {
 
     fn noise(&self, i: usize) -> Noise<'a> {
         let StepContext { seed, step, dropout, adapter_dropout, .. } = self.cx;
-        Noise { seed, step, dropout, adapter_dropout, samples: &self.batches[i].samples }
+        let batch = &self.batches[i];
+        Noise { seed, step, dropout, adapter_dropout, samples: &batch.samples, skips_adapter: batch.skips_adapter }
     }
 
     fn embed(&mut self, decoder: bool, of: Range<usize>) -> Result<()> {
@@ -421,7 +437,7 @@ impl<'a, T: Ops> Step<'a, T> {
     fn head(&mut self, i: usize, grads: &mut Gradients<T>) -> Result<()> {
         let Some(z) = self.slots[i].x.take() else { return Ok(()) };
         let noise = self.noise(i);
-        let (loss, dz) = self.network.head_backward(z, &self.batches[i].labels, &self.cx, &noise, grads)?;
+        let (loss, dz) = self.network.head_backward(z, &self.batches[i], &self.cx, &noise, grads)?;
         self.losses += loss;
         self.slots[i].dz = Some(dz);
         self.copy()
@@ -568,7 +584,7 @@ fn indices<T>(parameters: &[Parameter<T>], is_meant: impl Fn(Part) -> bool) -> V
     meant.map(|(index, _)| index).collect()
 }
 
-/// A pass over one micro-batch without backward. `interrupted` is asked before every block; `None` when it returned true.
+/// A pass over micro-batches without backward. `interrupted` is asked before every block; `None` when it returned true.
 ///
 /// # Errors
 /// An operation fails.
@@ -576,10 +592,10 @@ pub(crate) fn infer<'a, T: Ops>(
     network: &'a Network<T>,
     events: &[Event],
     cx: &StepContext,
-    batch: &'a MicroBatch<T>,
+    batches: &'a [MicroBatch<T>],
     interrupted: &dyn Fn() -> bool,
 ) -> Result<Option<Step<'a, T>>> {
-    let mut step = Step::new(network, &[], cx, std::slice::from_ref(batch), None)?;
+    let mut step = Step::new(network, &[], cx, batches, None)?;
     let is_done = step.run(events, &mut Gradients::none(), &mut Interrupts(interrupted))?;
     Ok(is_done.then_some(step))
 }

@@ -138,6 +138,10 @@ pub(crate) enum Event {
     Loss {
         of: Range<usize>,
     },
+    /// The same, for each sample.
+    LossOfSamples {
+        of: Range<usize>,
+    },
     /// Loss, and the gradients of the decoder's output and of the head's table.
     Head {
         of: Range<usize>,
@@ -268,10 +272,14 @@ impl Outline<'_> {
 
     /// The encoder, or both stacks, without keeping anything.
     pub fn forward_only(self, decoder: bool) -> Vec<Event> {
+        self.forward_of(0..1, decoder)
+    }
+
+    fn forward_of(self, of: Range<usize>, decoder: bool) -> Vec<Event> {
         let mut events = Vec::new();
         let stacks: &[bool] = if decoder { &[false, true] } else { &[false] };
         for &decoder in stacks {
-            self.forward_stack(decoder, 0..1, &[], 0, &mut events);
+            self.forward_stack(decoder, of.clone(), &[], 0, &mut events);
         }
         events
     }
@@ -280,6 +288,13 @@ impl Outline<'_> {
     pub fn evaluation(self) -> Vec<Event> {
         let mut events = self.forward_only(true);
         self.head([Event::Loss { of: 0..1 }], &mut events);
+        events
+    }
+
+    /// The loss of each sample of `n` micro-batches, without gradients. Each block's weights are paged in once for all of them.
+    pub fn losses_of_samples(self, n: usize) -> Vec<Event> {
+        let mut events = self.forward_of(0..n, true);
+        self.head([Event::LossOfSamples { of: 0..n }], &mut events);
         events
     }
 

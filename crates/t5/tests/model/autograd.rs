@@ -291,3 +291,25 @@ fn a_new_adapter_changes_no_bit_of_the_logits() {
         assert!(if dora { far < 1e-6 } else { far == 0.0 }, "{far:e}");
     }
 }
+
+#[test]
+fn a_pass_without_the_adapter_has_the_losses_of_the_base() {
+    for (dora, targets) in
+        [(false, Targets::AllLinear), (true, Targets::Names(vec!["q".into(), "wo".into(), "lm_head".into()]))]
+    {
+        let config = config("gated-gelu", false);
+        let base = T5::init(&config, 11, DType::F64, &device()).unwrap();
+        let sources = [vec![3, 4, 5, 6, 1], vec![5, 1]];
+        let answers = [vec![4, 1], vec![8, 9, 10, 1]];
+        let batch = micro_batch(&sources, &answers, &config);
+        let cx = t5::EvalContext { activations: DType::F64, loss_chunk_rows: 3 };
+        let losses = |model: &T5, batch: &t5::MicroBatch| -> Vec<f64> {
+            let batches = std::slice::from_ref(batch);
+            model.losses_of_samples(batches, &cx, &|| false).unwrap().expect("nobody interrupts").concat()
+        };
+        let expected = losses(&base, &batch);
+        let model = adapted(&config, Lora { rank: 3, alpha: 5.0, dora, targets, ..Lora::default() });
+        assert_ne!(losses(&model, &batch), expected);
+        assert_eq!(losses(&model, &batch.without_adapter()), expected);
+    }
+}

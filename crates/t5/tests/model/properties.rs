@@ -54,6 +54,42 @@ fn micro_batching_does_not_change_the_gradient() {
 }
 
 #[test]
+fn a_weighted_gradient_is_the_weighted_sum_of_the_samples_gradients() {
+    let weights = [0.5, -0.25, 0.0, 2.0, -1.0];
+    for tie_word_embeddings in [true, false] {
+        let config = Config { tie_word_embeddings, ..relu() };
+        let model = T5::init(&config, 2, DType::F64, &device()).unwrap();
+        // Alone and divided by one token, a sample has the gradient of its summed cross-entropy.
+        let alone: Vec<_> = (0..5).map(|sample| cut(&model, &[&[sample]], &context(1, DType::F64))).collect();
+        let mut expected: Vec<Tensor> = Vec::new();
+        for (weight, (_, gradients)) in weights.iter().zip(&alone) {
+            let scaled =
+                gradients.iter().map(|(_, gradient)| (gradient.to_dtype(DType::F64).unwrap() * *weight).unwrap());
+            expected = match expected.is_empty() {
+                true => scaled.collect(),
+                false => expected.iter().zip(scaled).map(|(sum, one)| (sum + one).unwrap()).collect(),
+            };
+        }
+        let (sources, targets) = data();
+        let batch = micro_batch(&sources, &targets, model.config());
+        let (loss, weighted) = gradients(&model, &batch.clone().weighted(weights.to_vec()), &context(7, DType::F64));
+        let far = weighted.iter().zip(&expected).map(|((_, a), b)| distance(a, b)).fold(0.0, f64::max);
+        assert!(far < 1e-6, "tied: {tie_word_embeddings}: {far:e}");
+        // The sum of losses is that of cross-entropies, whatever the weights.
+        let of_samples: Vec<f64> = alone.iter().map(|(loss, _)| *loss).collect();
+        assert!((loss / of_samples.iter().sum::<f64>() - 1.0).abs() < 1e-12);
+        let cx = EvalContext { activations: DType::F64, loss_chunk_rows: 7 };
+        let two = [batch.clone(), batch];
+        let measured = model.losses_of_samples(&two, &cx, &|| false).unwrap().expect("nobody interrupts");
+        for (got, expected) in measured.iter().flatten().zip(of_samples.iter().cycle()) {
+            assert!((got / expected - 1.0).abs() < 1e-12, "{got}, not {expected}");
+        }
+        assert_eq!(measured.iter().flatten().count(), 10);
+        assert!(model.losses_of_samples(&two, &cx, &|| true).unwrap().is_none());
+    }
+}
+
+#[test]
 fn recompute_gives_the_same_bits() {
     for dtype in [DType::F32, DType::BF16] {
         let model = T5::init(&relu(), 2, DType::F32, &device()).unwrap();

@@ -102,6 +102,8 @@ pub(super) struct Rehearsal {
     gradients: RefCell<Gradients<Counted>>,
     trains_tables: [Vec<bool>; 2],
     cx: StepContext,
+    /// Whether each sample's cross-entropy has a weight.
+    weighs_samples: bool,
     /// For each block of encoder and decoder, the first block that is like it.
     like: [Vec<usize>; 2],
     remembered: RefCell<HashMap<(Shape, Scene), Cost>>,
@@ -156,11 +158,25 @@ impl Rehearsal {
         let like = [false, true].map(|decoder| alike(&specs, &trains, network.stack(decoder).blocks.len(), decoder));
         let trains_tables = [false, true].map(|decoder| network.stack(decoder).trained_tables(&gradients));
         let (gradients, remembered) = (RefCell::new(gradients), RefCell::default());
-        Ok(Rehearsal { ledger, network, parameters, gradients, trains_tables, cx, like, remembered })
+        Ok(Rehearsal {
+            ledger,
+            network,
+            parameters,
+            gradients,
+            trains_tables,
+            cx,
+            weighs_samples: false,
+            like,
+            remembered,
+        })
     }
 
     pub fn minimise(&mut self, token_loss: TokenLoss) {
         self.cx.token_loss = token_loss;
+    }
+
+    pub fn weigh_samples(&mut self) {
+        self.weighs_samples = true;
     }
 
     pub fn ledger(&self) -> &Ledger {
@@ -217,7 +233,8 @@ impl Rehearsal {
 
     fn rehearse(&self, shape: Shape, scene: Scene) -> Result<Cost> {
         let (ledger, mut gradients) = (&self.ledger, self.gradients.borrow_mut());
-        let batches = [batch(ledger, shape)];
+        let weights = (self.weighs_samples && matches!(scene, Scene::Head { .. })).then(Vec::new);
+        let batches = [MicroBatch { weights, ..batch(ledger, shape) }];
         let cx = match scene {
             Scene::Head { chunk_rows } => StepContext { loss_chunk_rows: chunk_rows, ..self.cx },
             _ => self.cx,
@@ -258,7 +275,7 @@ impl Rehearsal {
                 ledger.begin();
                 let live = ledger.live();
                 let ids = batches[0].ids(decoder);
-                let noise = Noise { seed: 0, step: 0, dropout: cx.dropout, adapter_dropout: 0.0, samples: &[] };
+                let noise = Noise { dropout: cx.dropout, ..Noise::NONE };
                 let stack = self.network.stack(decoder);
                 stack.embed_backward(ids, &self.network.shared, dx, &noise, &mut gradients)?;
                 let cost = self.counted_since(live, 0);
@@ -380,6 +397,8 @@ pub(super) fn batch(ledger: &Ledger, shape: Shape) -> MicroBatch<Counted> {
         target_lengths: Vec::new(),
         labels: Vec::new(),
         samples: Vec::new(),
+        weights: None,
+        skips_adapter: false,
     }
 }
 

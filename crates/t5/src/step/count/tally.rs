@@ -266,6 +266,7 @@ impl<'a> Tally<'a> {
             | Event::Send { .. }
             | Event::EndHead
             | Event::Loss { .. }
+            | Event::LossOfSamples { .. }
             | Event::Finish { .. }
             | Event::Close { .. }
             | Event::SumHead
