@@ -19,6 +19,10 @@ const VALID: &str = "data.validation=valid.jsonl";
 const SPANS: &str = "data.objective=span-corruption";
 const ADAMW: &str = "optimizer.name=adamw";
 const SAMPLE: &str = "generation.sample=true";
+const CHOSEN: &str = "data.chosen_column=response";
+const REJECTED: &str = "data.rejected_column=answer";
+const ORPO: &str = "preference.loss=orpo";
+const STILL: &str = "train.dropout=0";
 const OFTEN: &str = "checkpoint.every_steps=1";
 
 #[rustfmt::skip]
@@ -37,6 +41,8 @@ const ROWS: &[Row] = &[
     ("data.validation_split", "3", &[]),
     ("data.prompt_column", "question", &[]),
     ("data.response_column", "answer", &[]),
+    ("data.chosen_column", "question", &[ORPO, STILL, CHOSEN, REJECTED]),
+    ("data.rejected_column", "question", &[ORPO, STILL, CHOSEN, REJECTED]),
     ("data.source_template", "{prompt} {question}", &["data.target_template={answer}"]),
     ("data.target_template", "{answer}", &["data.source_template={prompt}"]),
     ("data.text_column", "question", &[SPANS]),
@@ -87,6 +93,9 @@ const ROWS: &[Row] = &[
     ("lora.init", "gaussian", &[]),
     ("lora.modules_to_save", "lm_head", &[]),
     ("lora.init_from", "nosuch", &[]),
+    ("preference.loss", "orpo", &[STILL, CHOSEN, REJECTED]),
+    ("preference.beta", "3", &[ORPO, STILL, CHOSEN, REJECTED]),
+    ("preference.gamma", "3", &["preference.loss=simpo", STILL, CHOSEN, REJECTED]),
     ("optimizer.name", "adamw", &[]),
     ("optimizer.learning_rate", "0.1", &[]),
     ("optimizer.relative_step", "true", &[]),

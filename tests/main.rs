@@ -33,6 +33,7 @@ mod models;
 mod other_commands;
 mod own_files;
 mod page_answers;
+mod preferences;
 mod prices;
 mod reading;
 mod resume;

@@ -1,6 +1,7 @@
 //! [`Batch`]: one optimizer batch of token ids; and [`BatchMaker`], which makes any batch from its position in the
 //! stream alone.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -51,7 +52,9 @@ pub struct Batch {
     pub sources: Vec<Vec<u32>>,
     /// Target ids, with the end-of-sequence id, without padding.
     pub targets: Vec<Vec<u32>>,
-    /// The text of each sample's last column, cut to [`KEPT_TEXT_BYTES`]. Empty unless [`LoaderOptions::keep_texts`] is
+    /// The targets that were not chosen, as `targets`. Empty unless the objective is [`Objective::Preference`].
+    pub rejected: Vec<Vec<u32>>,
+    /// The text of each sample's target column, cut to [`KEPT_TEXT_BYTES`]. Empty unless [`LoaderOptions::keep_texts`] is
     /// set.
     pub texts: Vec<String>,
     /// The text of each sample's first column, if there are several; cut in the same way. Empty unless
@@ -78,6 +81,19 @@ impl Batch {
     /// True when every row of the batch was left out.
     pub fn is_empty(&self) -> bool {
         self.sources.is_empty()
+    }
+
+    /// The sources, the targets and the shards' numbers of samples of a step. Where rows have rejected targets, sample `2 i` is the chosen
+    /// target of row `i` and sample `2 i + 1` its rejected one.
+    pub fn samples(&self) -> (Cow<'_, [Vec<u32>]>, Cow<'_, [Vec<u32>]>, Vec<usize>) {
+        if self.rejected.is_empty() {
+            let (sources, targets) = (Cow::from(&self.sources), Cow::from(&self.targets));
+            return (sources, targets, self.shard_samples.clone());
+        }
+        let sources: Vec<Vec<u32>> = self.sources.iter().flat_map(|source| [source.clone(), source.clone()]).collect();
+        let pairs = self.targets.iter().zip(&self.rejected);
+        let targets: Vec<Vec<u32>> = pairs.flat_map(|(chosen, rejected)| [chosen.clone(), rejected.clone()]).collect();
+        (sources.into(), targets.into(), self.shard_samples.iter().map(|rows| 2 * rows).collect())
     }
 
     /// Tokens of all sources, their ends included.
@@ -238,8 +254,8 @@ impl BatchMaker {
             }
             ids.push(of_text);
         }
-        let last = texts.len() - 1;
-        let wanted = [(self.options.keep_prompts && last > 0, 0), (self.options.keep_texts, last)];
+        let target = target_column(texts.len());
+        let wanted = [(self.options.keep_prompts && target > 0, 0), (self.options.keep_texts, target)];
         let kept = |number: usize| {
             let text = texts[number].beginning().map_err(|fault| NoSample::new(fault, number))?;
             Ok(text[..text.floor_char_boundary(KEPT_TEXT_BYTES)].to_owned())
@@ -254,19 +270,21 @@ impl BatchMaker {
         batch.cut_targets += u64::from(sample.target_was_cut);
         batch.sources.push(sample.source);
         batch.targets.push(sample.target);
+        batch.rejected.extend(sample.rejected);
         Ok(())
     }
 
     /// Whether a column's texts lose their beginning if they are too long.
     fn is_cut_left(&self, number: usize) -> bool {
-        let is_source = matches!(self.options.objective, Objective::TextToText { .. }) && number == 0;
+        let is_source = self.options.objective.has_targets() && number == 0;
         is_source && self.options.truncation_side == Side::Left
     }
 
     /// The prefix of a column's texts.
     fn prefix(&self, number: usize) -> &str {
         match self.options.objective {
-            Objective::TextToText { .. } if number == 0 => &self.options.source_prefix,
+            Objective::SpanCorruption { .. } => "",
+            _ if number == 0 => &self.options.source_prefix,
             _ => "",
         }
     }
@@ -331,13 +349,18 @@ fn column_index(dataset: &Dataset, name: &str) -> Result<usize, Error> {
     })
 }
 
+/// Among `columns` columns of an objective, the one of the targets: the second, or the only one.
+pub(crate) fn target_column(columns: usize) -> usize {
+    columns.saturating_sub(1).min(1)
+}
+
 /// For each of the objective's columns, the bytes of a value that are read with its batch.
 pub(crate) fn read_bytes_of(options: &LoaderOptions, tokenizer: &Tokenizer) -> Vec<u64> {
     let columns = options.objective.columns().len();
     let of_column = |number| {
         let bytes = options.objective.read_bytes(number, options, tokenizer);
-        let is_last = number + 1 == columns;
-        let keeps = options.keep_texts && is_last || options.keep_prompts && number == 0 && !is_last;
+        let is_target = number == target_column(columns);
+        let keeps = options.keep_texts && is_target || options.keep_prompts && number == 0 && !is_target;
         bytes.max(if keeps { KEPT_TEXT_BYTES as u64 } else { 0 })
     };
     (0..columns).map(of_column).collect()

@@ -2,7 +2,7 @@
 
 use parquet_dataset::Dataset;
 
-use crate::batch::{KEPT_TEXT_BYTES, MAX_READ_BYTES, read_bytes_of};
+use crate::batch::{KEPT_TEXT_BYTES, MAX_READ_BYTES, read_bytes_of, target_column};
 use crate::objective::MAX_PIECE_BYTES;
 use crate::row_text::SEGMENT_BYTES;
 use crate::tokenizer::WORD_CACHE_BYTES;
@@ -51,7 +51,8 @@ const HOLES_BYTES: u64 = 128 << 10;
 /// The largest values of the dataset count, not the usual ones: a batch may consist of the largest values alone.
 pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenizer, dataset: &Dataset) -> Vec<CostRow> {
     let batch_size = options.share.max_samples(options.batch_size) as u64;
-    let tokens = (options.max_source_tokens + options.max_target_tokens) as u64;
+    let targets = options.objective.samples_of_a_row();
+    let tokens = (options.max_source_tokens + targets * options.max_target_tokens) as u64;
     let read = read_bytes_of(options, tokenizer);
     let columns = options.objective.columns();
     let largest = |number: usize| {
@@ -59,9 +60,10 @@ pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenize
         column.map_or(0, |column| dataset.largest_value_bytes(column))
     };
     let largest: Vec<u64> = (0..columns.len()).map(largest).collect();
-    let texts =
-        if options.keep_texts { largest.last().map_or(0, |&bytes| bytes.min(KEPT_TEXT_BYTES as u64)) } else { 0 };
+    let texts = if options.keep_texts { largest[target_column(largest.len())].min(KEPT_TEXT_BYTES as u64) } else { 0 };
     let prompts = if options.keep_prompts && largest.len() > 1 { largest[0].min(KEPT_TEXT_BYTES as u64) } else { 0 };
+    // A step of pairs has each source twice.
+    let of_step = if targets > 1 { batch_bytes(2 * batch_size, tokens) } else { 0 };
     let batch_bytes = batch_bytes(batch_size, tokens) + batch_size * (texts + prompts);
     let prefetched = if limits.decode_threads == 0 { 0 } else { limits.prefetch_batches as u64 };
     // Without decoding threads the caller's own thread decodes; its stack and heap exist already.
@@ -78,7 +80,7 @@ pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenize
             is_held: true,
             ..row("tokenizer", tokenizer.vocab_size() as u64 * VOCABULARY_ENTRY_BYTES + TOKENIZER_BYTES)
         },
-        row("batches", (prefetched + 1) * batch_bytes + threads * HOLES_BYTES),
+        row("batches", (prefetched + 1) * batch_bytes + of_step + threads * HOLES_BYTES),
         CostRow { is_until_made: threads == 0, ..row("reading", threads.max(1) * reading_bytes) },
         CostRow {
             is_until_made: threads == 0,
@@ -106,8 +108,9 @@ fn rows_bytes(options: &LoaderOptions, dataset: &Dataset, read: &[u64]) -> u64 {
 /// is read whole.
 fn later_bytes(options: &LoaderOptions, largest: u64, read: u64) -> u64 {
     match options.objective {
-        Objective::TextToText { .. } if largest > read => largest.min(SEGMENT_BYTES as u64) * 3 / 2,
-        Objective::TextToText { .. } | Objective::SpanCorruption { .. } => 0,
+        Objective::SpanCorruption { .. } => 0,
+        _ if largest > read => largest.min(SEGMENT_BYTES as u64) * 3 / 2,
+        _ => 0,
     }
 }
 
@@ -119,9 +122,9 @@ fn prefix_bytes(options: &LoaderOptions, column: usize) -> u64 {
 /// Memory for tokenizing a text of `largest` bytes.
 fn tokenizing_bytes(options: &LoaderOptions, tokenizer: &Tokenizer, column: usize, largest: u64) -> u64 {
     let (max_tokens, text) = match options.objective {
-        Objective::TextToText { .. } if column == 0 => (options.max_source_tokens, largest),
-        Objective::TextToText { .. } => (options.max_target_tokens, largest),
         Objective::SpanCorruption { .. } => (usize::MAX, largest.min(MAX_PIECE_BYTES)),
+        _ if column == 0 => (options.max_source_tokens, largest),
+        _ => (options.max_target_tokens, largest),
     };
     // Each byte may be a token, and the vector of ids doubles as it grows.
     let ids = 3 * 4 * text.min((max_tokens as u64).saturating_add(1));

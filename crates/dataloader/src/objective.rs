@@ -24,6 +24,15 @@ pub enum Objective {
         /// Column of the responses.
         response_column: String,
     },
+    /// The prompt is the source of two targets, of which one was chosen.
+    Preference {
+        /// Column of the prompts.
+        prompt_column: String,
+        /// Column of the chosen answers.
+        chosen_column: String,
+        /// Column of the rejected answers.
+        rejected_column: String,
+    },
     /// The source is one text with spans cut out, the target is the spans.
     SpanCorruption {
         /// Column of the texts.
@@ -39,15 +48,28 @@ impl Objective {
     pub fn columns(&self) -> Vec<String> {
         match self {
             Self::TextToText { prompt_column, response_column } => vec![prompt_column.clone(), response_column.clone()],
+            Self::Preference { prompt_column, chosen_column, rejected_column } => {
+                vec![prompt_column.clone(), chosen_column.clone(), rejected_column.clone()]
+            }
             Self::SpanCorruption { text_column, .. } => vec![text_column.clone()],
         }
+    }
+
+    /// Whether a row has a source and targets as texts of their own.
+    pub fn has_targets(&self) -> bool {
+        !matches!(self, Self::SpanCorruption { .. })
+    }
+
+    /// The samples that a row gives.
+    pub fn samples_of_a_row(&self) -> usize {
+        if matches!(self, Self::Preference { .. }) { 2 } else { 1 }
     }
 
     /// Bytes of a column's values that are read with their batch: enough for the tokens of usual text, or a whole
     /// piece.
     pub(crate) fn read_bytes(&self, column: usize, options: &LoaderOptions, tokenizer: &Tokenizer) -> u64 {
         match self {
-            Self::TextToText { .. } => {
+            Self::TextToText { .. } | Self::Preference { .. } => {
                 let tokens = if column == 0 { options.max_source_tokens } else { options.max_target_tokens };
                 tokenizer.windows(tokens).usual_bytes(tokens) as u64
             }
@@ -72,6 +94,8 @@ pub struct SampleLimits {
 pub(crate) struct Sample {
     pub source: Vec<u32>,
     pub target: Vec<u32>,
+    /// The target that was not chosen, if the objective has such.
+    pub rejected: Option<Vec<u32>>,
     pub source_was_cut: bool,
     pub target_was_cut: bool,
 }
@@ -85,7 +109,7 @@ pub(crate) struct Refused {
 
 /// An objective with everything computed that does not depend on a row.
 pub(crate) enum Prepared {
-    /// The limits, and the ids to put before every source and target.
+    /// The limits, and the ids to put before every source and target. Of preferences too.
     TextToText(SampleLimits, Vec<u32>),
     SpanCorruption(span_corruption::Prepared),
 }
@@ -100,7 +124,9 @@ impl Prepared {
             }
         }
         Ok(match objective {
-            Objective::TextToText { .. } => Self::TextToText(limits, tokenizer.start_ids().to_vec()),
+            Objective::TextToText { .. } | Objective::Preference { .. } => {
+                Self::TextToText(limits, tokenizer.start_ids().to_vec())
+            }
             Objective::SpanCorruption { spans, .. } => {
                 Self::SpanCorruption(span_corruption::Prepared::new(*spans, limits, &tokenizer.sentinels())?)
             }
@@ -147,10 +173,19 @@ impl Prepared {
     pub fn sample(&self, ids: Vec<Vec<u32>>, key: Key) -> Sample {
         match self {
             Self::TextToText(limits, start) => {
-                let mut ids = <[Vec<u32>; 2]>::try_from(ids).expect("a prompt and a response");
+                let mut ids = ids;
                 ids.iter_mut().for_each(|ids| drop(ids.splice(0..0, start.iter().copied())));
-                let [source, target] = ids;
-                text_to_text::sample(source, target, limits)
+                let mut ids = ids.into_iter();
+                let (Some(source), Some(target)) = (ids.next(), ids.next()) else {
+                    unreachable!("a prompt and a response");
+                };
+                let mut sample = text_to_text::sample(source, target, limits);
+                if let Some(rejected) = ids.next() {
+                    let of = text_to_text::sample(Vec::new(), rejected, limits);
+                    sample.target_was_cut |= of.target_was_cut;
+                    sample.rejected = Some(of.target);
+                }
+                sample
             }
             Self::SpanCorruption(spans) => {
                 let [text] = <[Vec<u32>; 1]>::try_from(ids).expect("one text");

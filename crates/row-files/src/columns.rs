@@ -42,6 +42,15 @@ pub enum Pairing {
         /// Column of the responses.
         response: String,
     },
+    /// Columns of a prompt and of two answers to it, of which one was chosen.
+    Preference {
+        /// Column of the prompts.
+        prompt: String,
+        /// Column of the chosen answers.
+        chosen: String,
+        /// Column of the rejected answers.
+        rejected: String,
+    },
     /// Lines of a prompt, perhaps after a system's message and earlier turns.
     Instruction(Instruction),
     /// A source and a target that are made from columns.
@@ -105,6 +114,8 @@ pub struct Chosen {
     pub text: Option<String>,
     /// Whether one text is wanted instead of a pair.
     pub is_text: bool,
+    /// Columns of chosen and rejected answers, if such rows are wanted.
+    pub preference: Option<[Option<String>; 2]>,
 }
 
 impl Pairing {
@@ -122,6 +133,7 @@ impl Pairing {
     pub fn columns(&self) -> Vec<Column> {
         match self {
             Self::Columns { prompt, response } => vec![Column::text(prompt), Column::text(response)],
+            Self::Preference { prompt, chosen, rejected } => [prompt, chosen, rejected].map(Column::text).to_vec(),
             Self::Instruction(of) => {
                 let texts = of.lines.iter().chain([&of.output]).chain(&of.system).map(Column::text);
                 texts.chain(of.history.iter().map(Column::chat)).collect()
@@ -191,6 +203,11 @@ impl Pairing {
         matches!(self, Self::Text { .. })
     }
 
+    /// Whether the texts of a row are columns as they stand.
+    pub fn is_flat(&self) -> bool {
+        matches!(self, Self::Columns { .. } | Self::Preference { .. } | Self::Text { .. })
+    }
+
     /// The two flat columns, if a row consists of exactly two.
     pub fn flat(&self) -> Option<(&str, &str)> {
         match self {
@@ -203,6 +220,9 @@ impl Pairing {
     pub fn in_words(&self) -> String {
         match self {
             Self::Columns { prompt, response } => format!("prompt from `{prompt}`, response from `{response}`"),
+            Self::Preference { prompt, chosen, rejected } => {
+                format!("prompt from `{prompt}`, chosen answer from `{chosen}`, rejected answer from `{rejected}`")
+            }
             Self::Instruction(of) => {
                 let names = of.system.iter().chain(&of.history).chain(&of.lines).map(|name| format!("`{name}`"));
                 let names: Vec<String> = names.collect();
@@ -252,7 +272,7 @@ impl Pairing {
         let values = Values { columns: &columns, row };
         let borrowed = |name: &str| values.text(name).map(Cow::Borrowed);
         let texts = match self {
-            Self::Columns { prompt, response } => {
+            Self::Columns { prompt, response } | Self::Preference { prompt, chosen: response, .. } => {
                 // Either may be a list of messages, as TRL has them.
                 let fault = |column: &String| {
                     let column = column.clone();
@@ -265,11 +285,7 @@ impl Pairing {
                     }
                     _ => (borrowed(prompt)?, 0),
                 };
-                let target = match values.cell(response) {
-                    Cell::Turns(turns) => Cow::Borrowed(chat::completion(turns).map_err(fault(response))?),
-                    _ => borrowed(response)?,
-                };
-                return Ok(([source, target], left_out));
+                return Ok(([source, values.answer(response)?], left_out));
             }
             Self::Text { column } => [Cow::Borrowed(""), borrowed(column)?],
             Self::Each { .. } => [Cow::Borrowed(""), borrowed(&columns[0].name)?],
@@ -293,6 +309,15 @@ impl Pairing {
             }
         };
         Ok((texts, 0))
+    }
+
+    /// Returns the rejected answer of a row, if rows have one.
+    ///
+    /// # Errors
+    /// As for [`texts`](Self::texts).
+    pub fn rejected<'a>(&self, row: &'a Row) -> Result<Option<Cow<'a, str>>, RowFault> {
+        let Self::Preference { rejected, .. } = self else { return Ok(None) };
+        Values { columns: &self.columns(), row }.answer(rejected).map(Some)
     }
 
     /// Whether prompts are chats, which lose their oldest turns if they are too long.
@@ -347,6 +372,16 @@ impl<'a> Values<'a, '_> {
             Cell::Text(text) => Ok(text),
             Cell::Turns(_) => Err(RowFault::WrongType(name.to_owned(), "a list of messages")),
             Cell::Other(kind) => Err(RowFault::WrongType(name.to_owned(), kind)),
+        }
+    }
+
+    /// An answer: a text, or one message of an assistant.
+    fn answer(&self, name: &str) -> Result<Cow<'a, str>, RowFault> {
+        match self.cell(name) {
+            Cell::Turns(turns) => {
+                chat::completion(turns).map(Cow::Borrowed).map_err(|reason| RowFault::Messages(name.to_owned(), reason))
+            }
+            _ => self.text(name).map(Cow::Borrowed),
         }
     }
 

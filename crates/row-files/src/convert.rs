@@ -128,6 +128,9 @@ pub struct Counts {
     pub share: f64,
 }
 
+/// Takes the texts of a row: see [`Conversion::run`].
+pub type Sink<'a> = dyn FnMut(Part, [String; 2], Option<String>) -> Result<(), Error> + 'a;
+
 /// The use of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
@@ -179,17 +182,13 @@ impl Conversion {
         self.sources.first().is_some_and(|(.., pairing)| pairing.is_text())
     }
 
-    /// Reads all rows and passes them to `sink`: the part, the prompt and the response. For a text, the prompt is
-    /// empty.
+    /// Reads all rows and passes them to `sink`: the part, the prompt and the response, and the rejected answer of a preference. For a
+    /// text, the prompt is empty.
     ///
     /// # Errors
     /// Errors of reading and of `sink`, and [`Error::Row`] for a row that cannot be used, depending on
     /// [`Settings::bad_rows`].
-    pub fn run(
-        &self,
-        settings: &Settings<'_>,
-        sink: &mut dyn FnMut(Part, String, String) -> Result<(), Error>,
-    ) -> Result<Counts, Error> {
+    pub fn run(&self, settings: &Settings<'_>, sink: &mut Sink<'_>) -> Result<Counts, Error> {
         let split = match settings.validation {
             None => Split::new(0, 0, 0),
             Some((share, seed)) => {
@@ -200,12 +199,7 @@ impl Conversion {
         self.each(settings, split, sink)
     }
 
-    fn each(
-        &self,
-        settings: &Settings<'_>,
-        split: Split,
-        sink: &mut dyn FnMut(Part, String, String) -> Result<(), Error>,
-    ) -> Result<Counts, Error> {
+    fn each(&self, settings: &Settings<'_>, split: Split, sink: &mut Sink<'_>) -> Result<Counts, Error> {
         let mut counts = Counts::default();
         let mut duplicates = settings.duplicates.map(|make| make());
         let mut row = Row::default();
@@ -233,12 +227,22 @@ impl Conversion {
                     counts.left_out_turns += left_out as u64;
                     texts
                 });
-                let texts = texts.and_then(|texts| match settings.clean {
-                    true => cleaned(texts, pairing, &mut counts).map_err(|fault| rows.error(&row, fault)),
-                    false => Ok(texts),
+                let texts = texts.and_then(|texts| {
+                    let rejected = pairing.rejected(&row).map_err(|fault| rows.error(&row, fault))?;
+                    Ok((
+                        texts,
+                        rejected.map(|text| if settings.clean { clean(&text).into_owned() } else { text.into_owned() }),
+                    ))
+                });
+                let texts = texts.and_then(|(texts, rejected)| match settings.clean {
+                    true => match cleaned(texts, pairing, &mut counts) {
+                        Ok(texts) => Ok((texts, rejected)),
+                        Err(fault) => Err(rows.error(&row, fault)),
+                    },
+                    false => Ok((texts, rejected)),
                 });
                 match texts {
-                    Ok([prompt, response]) => {
+                    Ok(([prompt, response], rejected)) => {
                         if let Some(duplicates) = &mut duplicates {
                             let found = duplicates.is_duplicate(&prompt, &response);
                             let full = |full: crate::duplicates::Full| Error::Duplicates {
@@ -258,10 +262,11 @@ impl Conversion {
                         if !pairing.is_text() {
                             counts.labels.add(&response);
                         }
-                        counts.longest = counts.longest.max((prompt.len() + response.len()) as u64);
+                        counts.longest = counts
+                            .longest
+                            .max((prompt.len() + response.len() + rejected.as_ref().map_or(0, String::len)) as u64);
                         let places = [prompt, response].map(|text| row.place_of(text));
-                        let [prompt, response] = row.take(places);
-                        sink(part, prompt, response)?;
+                        sink(part, row.take(places), rejected)?;
                     }
                     Err(error) if settings.bad_rows.is_error(&error.fault) => return Err(Error::Row(error)),
                     Err(error) => {

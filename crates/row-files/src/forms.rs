@@ -121,6 +121,14 @@ impl Pairing {
     /// A column is missing, or the columns have two meanings.
     pub fn choose(columns: &[String], chosen: &Chosen) -> Result<Self, Unpaired> {
         let file = File { columns };
+        if let Some([chosen_answer, rejected]) = &chosen.preference {
+            let column = |named: &Option<String>, usual: &str| file.required(named.as_deref().unwrap_or(usual));
+            return Ok(Self::Preference {
+                prompt: column(&chosen.prompt, "prompt")?,
+                chosen: column(chosen_answer, "chosen")?,
+                rejected: column(rejected, "rejected")?,
+            });
+        }
         if chosen.is_text {
             return file.required(chosen.text.as_deref().unwrap_or("text")).map(|column| Self::Text { column });
         }

@@ -51,7 +51,7 @@ fn numbers_of_classes_are_read_as_their_names_and_a_text_that_is_not_utf8_costs_
         assert_eq!(kind.rows, Some(5));
         let mut pairs = Vec::new();
         let settings = Settings { bad_rows: BadRows::Skip, ..Settings::default() };
-        let counts = conversion.run(&settings, &mut |_, prompt, response| {
+        let counts = conversion.run(&settings, &mut |_, [prompt, response], _| {
             pairs.push(format!("{prompt}: {response}"));
             Ok(())
         });

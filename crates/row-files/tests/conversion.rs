@@ -96,7 +96,7 @@ fn read_as(
 ) -> Result<(Counts, Pairs), Error> {
     let mut pairs = Vec::new();
     let conversion = Conversion::new(paths, chosen, options)?;
-    let counts = conversion.run(settings, &mut |_, prompt, response| {
+    let counts = conversion.run(settings, &mut |_, [prompt, response], _| {
         pairs.push((prompt, response));
         Ok(())
     })?;
@@ -488,7 +488,7 @@ fn cleaning_duplicates_and_a_split_are_counted_step_by_step() {
     let mut parts: [Vec<String>; 2] = Default::default();
     let conversion = Conversion::new(&[path], &Chosen::default(), &ReadOptions::default()).unwrap();
     let counts = conversion
-        .run(&settings, &mut |part, prompt, response| {
+        .run(&settings, &mut |part, [prompt, response], _| {
             assert_eq!(response, "r!");
             parts[usize::from(part == Part::Validation)].push(prompt);
             Ok(())

@@ -69,7 +69,7 @@ impl<'a> RunJob<'a> {
                 processes: self.processes(),
                 lengths: self.lengths,
             }),
-            samples: self.shards.most_positions(config.train.batch_size),
+            samples: config.samples_of_a_row() * self.shards.most_positions(config.train.batch_size),
             longest: (data.max_source_tokens, data.max_target_tokens),
             place: place(config),
             budgets: budgets(config),
@@ -120,7 +120,7 @@ impl<'a> RunJob<'a> {
         let data = &self.config.data;
         self.data.map_or_else(
             || Feed::Unknown {
-                samples: self.config.train.batch_size,
+                samples: self.config.samples_of_a_row() * self.config.train.batch_size,
                 tokens: data.max_source_tokens + data.max_target_tokens,
             },
             |data| data.feed,

@@ -12,7 +12,8 @@ use crate::config::Config;
 pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) -> TrainerOptions {
     TrainerOptions {
         seed: config.run.seed,
-        dropout: config.train.dropout.unwrap_or(model.dropout_rate),
+        // The pass that weighs pairs of answers has no dropout, so neither has the step.
+        dropout: config.train.dropout.unwrap_or(if config.preference.is_some() { 0.0 } else { model.dropout_rate }),
         precision: if config.train.bf16 { Precision::Bf16 } else { Precision::F32 },
         master_weights: master_weights(config.train.master_weights, config.train.bf16, model.lora.is_some()),
         gradient_precision: config.train.gradient_precision,
@@ -20,6 +21,7 @@ pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) ->
         grad_clip_norm: config.train.grad_clip_norm,
         z_loss: config.train.z_loss,
         label_smoothing: config.train.label_smoothing,
+        preference: config.preference,
         optimizer: config.optimizer.options,
         schedule: schedule(config, total_steps),
         total_steps,

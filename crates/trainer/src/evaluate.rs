@@ -10,7 +10,7 @@
 //! # fn example(model: &t5::T5, sources: Vec<Vec<u32>>, targets: Vec<Vec<u32>>) -> Result<(), trainer::Error> {
 //! use trainer::evaluate::{EvaluateOptions, Evaluation, EvaluationBatch};
 //! let mut evaluation = Evaluation::new(EvaluateOptions::default());
-//! let batch = EvaluationBatch { sources: &sources, targets: &targets, references: None };
+//! let batch = EvaluationBatch { sources: &sources, targets: &targets, references: None, rejected: &[] };
 //! evaluation.add(model, &batch, &|ids| format!("{ids:?}"), &|| false)?;
 //! println!("loss {}", evaluation.finish()?.loss);
 //! # Ok(())
@@ -23,6 +23,7 @@ use text_metrics::{Metric, RowScores, Scores, Settings};
 
 use crate::error::{Error, Result};
 use crate::micro_batches;
+use crate::preference::{Pair, Preference};
 
 /// Options of an evaluation.
 #[derive(Clone, Debug)]
@@ -41,6 +42,8 @@ pub struct EvaluateOptions {
     pub examples: usize,
     /// Whether the examples are wrong answers only.
     pub wrong_examples: bool,
+    /// The loss by which right and rejected answers are compared.
+    pub preference: Option<Preference>,
 }
 
 impl Default for EvaluateOptions {
@@ -53,6 +56,7 @@ impl Default for EvaluateOptions {
             settings: Settings::default(),
             examples: 3,
             wrong_examples: false,
+            preference: None,
         }
     }
 }
@@ -66,6 +70,8 @@ pub struct EvaluationBatch<'a> {
     pub targets: &'a [Vec<u32>],
     /// The right answers as text; `None` decodes the targets.
     pub references: Option<&'a [String]>,
+    /// Where answers are compared ([`EvaluateOptions::preference`]): the rejected ones.
+    pub rejected: &'a [Vec<u32>],
 }
 
 /// One generated answer beside the right one.
@@ -107,6 +113,8 @@ pub struct EvaluationReport {
     pub perplexity: f64,
     /// Scores of the generated answers, if any.
     pub generation: Option<GenerationReport>,
+    /// The log-probabilities of right and rejected answers, if they were compared.
+    pub pairs: Vec<Pair>,
 }
 
 /// Scores of generated answers.
@@ -136,6 +144,8 @@ pub struct Computed {
     pub losses: Vec<f64>,
     /// An answer to each sample, where answers are generated.
     pub answers: Vec<Answer>,
+    /// The log-probabilities of each sample's two answers, where they are compared.
+    pub pairs: Vec<Pair>,
 }
 
 /// An evaluation in progress.
@@ -147,6 +157,7 @@ pub struct Evaluation {
     samples: u64,
     scores: Scores,
     examples: Vec<Example>,
+    pairs: Vec<Pair>,
 }
 
 impl Evaluation {
@@ -159,6 +170,7 @@ impl Evaluation {
             target_tokens: 0,
             samples: 0,
             examples: Vec::new(),
+            pairs: Vec::new(),
         }
     }
 
@@ -211,12 +223,22 @@ impl Evaluation {
         if batch.targets.len() != sources || targets != sources {
             return Err(Error::BatchShape { sources, targets: targets.min(batch.targets.len()) });
         }
-        let lengths: Vec<_> = batch.sources.iter().zip(batch.targets).map(|(s, t)| (s.len(), t.len())).collect();
+        let lengths = batch.sources.iter().zip(batch.targets).enumerate();
+        let rejected = |sample: usize| batch.rejected.get(sample).map_or(0, Vec::len);
+        let lengths: Vec<_> =
+            lengths.map(|(i, (source, target))| (source.len(), target.len().max(rejected(i)))).collect();
         let no_answer = Answer { ids: Vec::new(), score: None };
         let answers = if self.options.generate.is_some() { vec![no_answer; sources] } else { Vec::new() };
-        let mut computed = Computed { losses: Vec::new(), answers };
+        let pairs = if self.options.preference.is_some() { vec![Pair::default(); sources] } else { Vec::new() };
+        let mut computed = Computed { losses: Vec::new(), answers, pairs };
         for samples in micro_batches::cut(&lengths, self.options.micro_batch_samples.max(1)) {
-            let Some(loss) = self.loss(model, batch, &samples, interrupted)? else { return Ok(None) };
+            let loss = match self.options.preference {
+                None => self.loss(model, batch, &samples, interrupted)?,
+                Some(preference) => {
+                    self.compare(model, batch, (&samples, preference), &mut computed.pairs, interrupted)?
+                }
+            };
+            let Some(loss) = loss else { return Ok(None) };
             computed.losses.push(loss);
             if let Some(generate) = &self.options.generate {
                 let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
@@ -243,6 +265,7 @@ impl Evaluation {
         computed.losses.iter().for_each(|loss| self.loss_sum += loss);
         self.target_tokens += batch.targets.iter().map(|target| target.len() as u64).sum::<u64>();
         self.samples += batch.sources.len() as u64;
+        self.pairs.extend(&computed.pairs);
         // In the order of the batch, so that the examples do not depend on the cut.
         for (sample, answer) in computed.answers.iter().enumerate() {
             self.add_answer(batch, sample, answer, decode, show);
@@ -262,6 +285,38 @@ impl Evaluation {
         let indices: Vec<u32> = samples.iter().map(|&i| i as u32).collect();
         let micro_batch = MicroBatch::new(&sources, &targets, &indices, model.config(), model.device())?;
         Ok(model.loss_unless(&micro_batch, &self.options.context, interrupted)?)
+    }
+
+    /// Compares the two answers to each of some samples, a stream of them at a time. Returns the sum of the right answers' losses.
+    fn compare(
+        &self,
+        model: &T5,
+        batch: &EvaluationBatch,
+        (samples, preference): (&[usize], Preference),
+        pairs: &mut [Pair],
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<f64>> {
+        let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
+        let indices: Vec<u32> = samples.iter().map(|&i| i as u32).collect();
+        let mut sum = 0.0;
+        for (answer, answers) in [batch.targets, batch.rejected].into_iter().enumerate() {
+            let targets: Vec<&[u32]> = samples.iter().map(|&i| answers[i].as_slice()).collect();
+            let of_model = MicroBatch::new(&sources, &targets, &indices, model.config(), model.device())?;
+            let of_reference = preference.loss.has_reference().then(|| of_model.clone().without_adapter());
+            for (is_reference, micro_batch) in [(false, Some(of_model)), (true, of_reference)] {
+                let Some(micro_batch) = micro_batch else { continue };
+                let losses = model.losses_of_samples(&[micro_batch], &self.options.context, interrupted)?;
+                let Some(losses) = losses else { return Ok(None) };
+                for (&sample, loss) in samples.iter().zip(losses.into_iter().flatten()) {
+                    let pair = &mut pairs[sample];
+                    pair.tokens[answer] = answers[sample].len() as f64;
+                    let to = if is_reference { &mut pair.reference } else { &mut pair.policy };
+                    to[answer] = -loss;
+                    sum += if answer == 0 && !is_reference { loss } else { 0.0 };
+                }
+            }
+        }
+        Ok(Some(sum))
     }
 
     fn add_answer(
@@ -308,6 +363,7 @@ impl Evaluation {
             loss,
             perplexity: loss.exp(),
             generation,
+            pairs: self.pairs,
         })
     }
 }
@@ -317,6 +373,8 @@ impl Computed {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = (self.losses.len() as u64).to_le_bytes().to_vec();
         bytes.extend(self.losses.iter().flat_map(|loss| loss.to_le_bytes()));
+        bytes.extend((self.pairs.len() as u64).to_le_bytes());
+        bytes.extend(self.pairs.iter().flat_map(|pair| pair.numbers()).flat_map(f64::to_le_bytes));
         for answer in &self.answers {
             bytes.extend((answer.ids.len() as u64).to_le_bytes());
             bytes.extend(answer.score.unwrap_or(f64::NAN).to_le_bytes());
@@ -331,13 +389,21 @@ impl Computed {
         let mut next = || words.next();
         let losses = (0..u64::from_le_bytes(next()?)).map(|_| Some(f64::from_le_bytes(next()?)));
         let losses = losses.collect::<Option<Vec<f64>>>()?;
+        let mut pairs = Vec::new();
+        for _ in 0..u64::from_le_bytes(next()?) {
+            let mut numbers = [0.0; 6];
+            for number in &mut numbers {
+                *number = f64::from_le_bytes(next()?);
+            }
+            pairs.push(Pair::of(numbers));
+        }
         let mut answers = Vec::new();
         while let Some(length) = next() {
             let score = Some(f64::from_le_bytes(next()?)).filter(|score| !score.is_nan());
             let ids = (0..u64::from_le_bytes(length)).map(|_| u32::try_from(u64::from_le_bytes(next()?)).ok());
             answers.push(Answer { ids: ids.collect::<Option<_>>()?, score });
         }
-        Some(Self { losses, answers })
+        Some(Self { losses, answers, pairs })
     }
 }
 
@@ -382,7 +448,9 @@ mod tests {
         let (sources, targets) = samples();
         let mut evaluation = Evaluation::new(options);
         for (sources, targets) in sources.chunks(batch).zip(targets.chunks(batch)) {
-            evaluation.add(model, &EvaluationBatch { sources, targets, references: None }, &decode, &|| false).unwrap();
+            evaluation
+                .add(model, &EvaluationBatch { sources, targets, references: None, rejected: &[] }, &decode, &|| false)
+                .unwrap();
         }
         evaluation.finish().unwrap()
     }
@@ -391,7 +459,14 @@ mod tests {
     fn what_a_model_says_arrives_as_it_was_sent() {
         let answer = |ids: &[u32], score| Answer { ids: ids.to_vec(), score };
         let answers = vec![answer(&[3, 5, 1], Some(-0.1)), answer(&[], None)];
-        for said in [Computed { losses: vec![0.1, f64::INFINITY], answers }, Computed::default()] {
+        for said in [
+            Computed {
+                losses: vec![0.1, f64::INFINITY],
+                answers,
+                pairs: vec![Pair { policy: [-1.5, -2.0], ..Pair::default() }],
+            },
+            Computed::default(),
+        ] {
             assert_eq!(Computed::from_bytes(&said.to_bytes()), Some(said));
         }
         assert_eq!(Computed::from_bytes(&[9; 16]), None);
@@ -442,7 +517,8 @@ mod tests {
             .map(|source| decode(&model.generate(&[source], &options(1).generate.unwrap()).unwrap()[0]) + "\n")
             .collect();
         let mut evaluation = Evaluation::new(options(3));
-        let batch = EvaluationBatch { sources: &sources, targets: &targets, references: Some(&references) };
+        let batch =
+            EvaluationBatch { sources: &sources, targets: &targets, references: Some(&references), rejected: &[] };
         evaluation.add(&model, &batch, &decode, &|| false).unwrap();
         let generation = evaluation.finish().unwrap().generation.unwrap();
         assert_eq!(generation.value(Metric::ExactMatch), Some(1.0));
@@ -459,7 +535,7 @@ mod tests {
     #[test]
     fn an_evaluation_asks_before_every_block_and_every_token_whether_to_end() {
         let (sources, targets) = samples();
-        let batch = EvaluationBatch { sources: &sources, targets: &targets, references: None };
+        let batch = EvaluationBatch { sources: &sources, targets: &targets, references: None, rejected: &[] };
         let model = model();
         let mut questions = 0;
         loop {
@@ -482,7 +558,7 @@ mod tests {
         let (sources, targets) = samples();
         let mut evaluation = Evaluation::new(options(4));
         for (targets, references) in [(&targets[1..], None), (&targets[..], Some(&[String::new()][..]))] {
-            let batch = EvaluationBatch { sources: &sources, targets, references };
+            let batch = EvaluationBatch { sources: &sources, targets, references, rejected: &[] };
             assert!(matches!(evaluation.add(&model(), &batch, &decode, &|| false), Err(Error::BatchShape { .. })));
         }
     }

@@ -6,6 +6,7 @@ use t5_ops::TokenLoss;
 
 use crate::error::{Error, Result};
 use crate::optimizer::OptimizerOptions;
+use crate::preference::Preference;
 use crate::schedule::Schedule;
 
 /// The dtype of activations. Optimizer state stays in f32; so do gradients and weights, unless [`GradientPrecision`] or
@@ -93,6 +94,10 @@ pub struct TrainerOptions {
     /// The share of each label that is divided among all entries of the vocabulary, as in `torch.nn.CrossEntropyLoss`.
     #[serde(default)]
     pub label_smoothing: f64,
+    /// A loss of preferences in place of the cross-entropy: samples `2 i` and `2 i + 1` of a batch are a chosen and a rejected answer to one
+    /// source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preference: Option<Preference>,
     /// The optimizer. Checkpoints of earlier versions knew Adafactor alone.
     #[serde(alias = "adafactor")]
     pub optimizer: OptimizerOptions,
@@ -116,6 +121,7 @@ impl Default for TrainerOptions {
             grad_clip_norm: 1.0,
             z_loss: 0.0,
             label_smoothing: 0.0,
+            preference: None,
             optimizer: OptimizerOptions::default(),
             schedule: Schedule::CONSTANT,
             total_steps: 1,
@@ -169,6 +175,7 @@ impl TrainerOptions {
             let expected = "a number from 0 up and below 1";
             return Err(Error::invalid_option("train.label_smoothing", expected, self.label_smoothing));
         }
+        self.validate_preference()?;
         if self.master_weights != MasterWeights::F32 && self.precision != Precision::Bf16 {
             let expected = "`f32` unless `train.precision` is `bf16`";
             return Err(Error::invalid_option("train.master_weights", expected, self.master_weights.name()));
@@ -186,6 +193,25 @@ impl TrainerOptions {
             return Err(Error::invalid_option("schedule.name", expected, self.schedule));
         }
         Ok(())
+    }
+
+    fn validate_preference(&self) -> Result<()> {
+        let Some(Preference { beta, gamma, .. }) = self.preference else { return Ok(()) };
+        if !(beta.is_finite() && beta > 0.0) {
+            return Err(Error::invalid_option("preference.beta", "a finite number above 0", beta));
+        }
+        if !(gamma.is_finite() && gamma >= 0.0) {
+            return Err(Error::invalid_option("preference.gamma", "a finite number from 0 up", gamma));
+        }
+        // The pass that weighs the answers has no dropout, and theirs would be another loss.
+        if self.dropout != 0.0 {
+            return Err(Error::invalid_option("train.dropout", "0 beside `preference.loss`", self.dropout));
+        }
+        let beside = [("train.z_loss", self.z_loss), ("train.label_smoothing", self.label_smoothing)];
+        match beside.into_iter().find(|(_, value)| *value != 0.0) {
+            Some((key, value)) => Err(Error::invalid_option(key, "0 beside `preference.loss`", value)),
+            None => Ok(()),
+        }
     }
 }
 

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::preference::PreferenceStats;
+
 /// The outcome of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepStats {
@@ -13,6 +15,8 @@ pub struct StepStats {
     pub loss: f64,
     /// The mean of what is minimised, where that is more than [`StepStats::loss`].
     pub objective: Option<f64>,
+    /// The numbers of [`crate::preference`], if the step minimises such a loss. [`StepStats::loss`] is then that of the chosen answers.
+    pub preference: Option<PreferenceStats>,
     /// The learning rate, before Adafactor's `scale_parameter`.
     pub lr: f64,
     /// The global L2 norm of the gradient, before clipping.

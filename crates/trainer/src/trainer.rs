@@ -99,6 +99,13 @@ impl Trainer {
         let trained: HashSet<&str> = names.map(|(parameter, _)| parameter.name.as_str()).collect();
         let is_trained = |parameter: &t5::Parameter| trained.contains(parameter.name.as_str());
         let gradients = Gradients::new(model.parameters(), options.gradient_dtype(), &is_trained);
+        if options.preference.is_some_and(|preference| preference.loss.has_reference()) {
+            // The reference is the model without its adapter: nothing else may have been trained.
+            if let Some(name) = trained.iter().find(|name| !t5::is_of_adapter(name)) {
+                let expected = "an adapter, and nothing else that trains, for a loss with a reference";
+                return Err(Error::invalid_option("preference.loss", expected, format!("`{name}`, which trains")));
+            }
+        }
         let precisions = Precisions {
             parameters: options.parameter_dtype(),
             activations: options.precision.activations(),
@@ -107,6 +114,7 @@ impl Trainer {
         let counter =
             Counter::new(model.config(), precisions, options.dropout, &|spec| trained.contains(spec.name.as_str()))?
                 .minimising(options.token_loss());
+        let counter = if options.preference.is_some() { counter.weighing_samples() } else { counter };
         // Micro-batches are compared by the bytes that they hold on the device that computes them.
         let counter = if model.device().is_cpu() { counter } else { counter.on_device(&|_| [0; 2]) };
         Ok(Trainer {
@@ -225,6 +233,7 @@ impl Trainer {
             step: self.step + 1,
             loss: 0.0,
             objective: None,
+            preference: None,
             lr: self.options.optimizer.resolved_learning_rate(self.optimizer.updates(), factor),
             grad_norm: 0.0,
             target_tokens: 0,
@@ -253,6 +262,15 @@ impl Trainer {
         self.optimizer.move_moments(plan.levers.has_optimizer_on_disk().then_some(&self.offload))?;
         let holds_copies = self.model.hold_copies(plan.levers.weight_copies);
         self.model.repeat_micro_batches(plan.levers.repeats);
+        // Without others, the pass may end here; with others, all end together.
+        let stops = || self.parallel.is_none() && interrupted();
+        let preference = self.options.preference;
+        let of_pass =
+            preference.map(|of| self.weigh(&of, batch, (&cut, share.first_sample), plan, &stops)).transpose()?;
+        let weighed = match of_pass {
+            Some(None) => return Ok(StepOutcome::Interrupted),
+            weighed => weighed.flatten(),
+        };
         match plan.levers.layer_major {
             // An interrupted step may have left part of a gradient.
             None => self.gradients.clear(),
@@ -283,7 +301,13 @@ impl Trainer {
         let graph_micro_batches = self.model.micro_batches_as_graphs();
         let result = {
             let (model, gradients, files) = (&self.model, &mut self.gradients, &self.offload);
-            let gathered = cut.iter().map(|samples| gather(batch, samples, share.first_sample, model));
+            let gathered = cut.iter().map(|samples| {
+                let micro_batch = gather(batch, samples, share.first_sample, model)?;
+                Ok(match &weighed {
+                    Some((weights, _)) => micro_batch.weighted(samples.iter().map(|&sample| weights[sample]).collect()),
+                    None => micro_batch,
+                })
+            });
             let gathered = holds_copies.map_err(Error::from).and_then(|()| gathered.collect::<Result<Vec<_>>>());
             let result = gathered.and_then(|of| model.step(&of, &cx, layers, files, gradients, &mut update));
             result.and_then(|is_made| update.complete().map(|()| is_made))
@@ -301,6 +325,10 @@ impl Trainer {
         let verdict = update.verdict;
         (stats.loss, stats.grad_norm) = (update.loss, update.grad_norm);
         stats.objective = (cx.token_loss != TokenLoss::default()).then_some(update.objective);
+        if let Some((_, preference)) = &weighed {
+            (stats.loss, stats.objective) = (preference.cross_entropy, Some(preference.loss));
+            stats.preference = Some(*preference);
+        }
         stats.graph_micro_batches = (self.model.micro_batches_as_graphs() - graph_micro_batches) as usize;
         if layers.is_some() {
             // Layer by layer, no gradient stays after its step, however the step ends.
@@ -497,7 +525,7 @@ fn lengths(batch: &Batch) -> Vec<(usize, usize)> {
 }
 
 /// The micro-batch of some samples of a share. Each sample keeps its index in the whole batch, where the share begins at `first`.
-fn gather(batch: &Batch, samples: &[usize], first: usize, model: &T5) -> Result<MicroBatch> {
+pub(crate) fn gather(batch: &Batch, samples: &[usize], first: usize, model: &T5) -> Result<MicroBatch> {
     let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
     let targets: Vec<&[u32]> = samples.iter().map(|&i| batch.targets[i].as_slice()).collect();
     let indices: Vec<u32> = samples.iter().map(|&i| (first + i) as u32).collect();

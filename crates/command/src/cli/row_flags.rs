@@ -115,6 +115,7 @@ impl ColumnFlags {
             source_lang: self.source_lang.clone(),
             target_lang: self.target_lang.clone(),
             is_text: self.text_column.is_some(),
+            preference: None,
         }
     }
 }

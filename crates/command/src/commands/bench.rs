@@ -328,6 +328,7 @@ mod tests {
     #[test]
     fn steps_are_timed_from_the_first_that_later_ones_are_like() {
         let stats = |graph_micro_batches| StepStats {
+            preference: None,
             step: 1,
             loss: 0.0,
             objective: None,

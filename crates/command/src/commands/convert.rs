@@ -90,8 +90,8 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
         outputs.push(Output::begin(validation, columns, &conversion)?);
     }
     let mut failed = None;
-    let counts = conversion.run(&settings, &mut |part, prompt, response| {
-        let mut row = row_data::row(&conversion, prompt, response);
+    let counts = conversion.run(&settings, &mut |part, texts, rejected| {
+        let mut row = row_data::row(&conversion, texts, rejected);
         if !conversion.is_text() {
             row[0].insert_str(0, &flags.source_prefix);
         }

@@ -97,6 +97,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         generate_samples: flags.generate_samples,
         examples: flags.show.max(flags.show_wrong.unwrap_or(0)),
         wrong_examples: flags.show_wrong.is_some(),
+        preference: None,
         loader,
         ..options::evaluation(&config, &opened, plan)
     };

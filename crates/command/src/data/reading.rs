@@ -96,7 +96,7 @@ impl Part {
     fn common_columns(&self) -> Option<Vec<String>> {
         let mut columns: Option<Vec<String>> = None;
         for ((path, kind, pairing), original) in self.conversion.sources.iter().zip(&self.originals) {
-            let is_flat = pairing.is_text() || pairing.flat().is_some();
+            let is_flat = pairing.is_flat();
             let of_file: Vec<String> = pairing.columns().into_iter().map(|column| column.name).collect();
             let is_plain = path == original && kind.is_in_place(path, &of_file);
             if !is_plain || !is_flat || columns.as_ref().is_some_and(|columns| *columns != of_file) {
@@ -207,15 +207,16 @@ pub fn unused_in_words(unused: &[String]) -> String {
 
 /// The columns that the config names, as the reader's type.
 pub fn chosen(columns: &Columns) -> Chosen {
-    let Columns { prompt, response, text, source, target, source_lang, target_lang, is_text } = columns.clone();
-    Chosen { prompt, response, text, source, target, source_lang, target_lang, is_text }
+    let Columns { prompt, response, text, source, target, source_lang, target_lang, is_text, preference } =
+        columns.clone();
+    Chosen { prompt, response, text, source, target, source_lang, target_lang, is_text, preference }
 }
 
 impl Reading {
     /// The task, by the config's name.
     pub fn task(&self) -> config::Objective {
         match self.objective {
-            Objective::TextToText { .. } => config::Objective::TextToText,
+            Objective::TextToText { .. } | Objective::Preference { .. } => config::Objective::TextToText,
             Objective::SpanCorruption { .. } => config::Objective::SpanCorruption,
         }
     }
@@ -243,22 +244,26 @@ impl Reading {
             let (text, pairs) = (validation.originals[0].clone(), train.originals[0].clone());
             return Err(row_files::Error::Mixed { text, pairs }.into());
         }
+        let data = &config.data;
         // Files that are read in place keep their own columns; converted files have this program's columns.
         let in_place = train.common_columns().filter(|_| config.data.validation_split.is_none());
         train.is_in_place = in_place.is_some();
         let columns = in_place.unwrap_or_else(|| match is_text {
             true => vec!["text".to_owned()],
+            false if data.chosen.preference.is_some() => ["prompt", "chosen", "rejected"].map(str::to_owned).to_vec(),
             false => vec!["prompt".to_owned(), "response".to_owned()],
         });
         if let Some(validation) = &mut validation {
             validation.is_in_place = validation.common_columns().as_ref() == Some(&columns);
         }
-        let data = &config.data;
         let spans = SpanCorruption { noise_density: data.noise_density, mean_span_tokens: data.mean_span_tokens };
         let mut columns = columns.into_iter();
         let mut next = || columns.next().unwrap_or_default();
         let objective = match is_text {
             true => Objective::SpanCorruption { text_column: next(), spans },
+            false if data.chosen.preference.is_some() => {
+                Objective::Preference { prompt_column: next(), chosen_column: next(), rejected_column: next() }
+            }
             false => Objective::TextToText { prompt_column: next(), response_column: next() },
         };
         let side = data.truncation_side.as_deref().and_then(Side::of_name).or_else(|| tokenizer.truncation_side());

@@ -185,8 +185,8 @@ fn read_options(config: &Config, files: &[PathBuf]) -> Outcome<ReadOptions> {
 }
 
 /// The texts that are written of a row.
-pub fn row(conversion: &Conversion, prompt: String, response: String) -> Vec<String> {
-    if conversion.is_text() { vec![response] } else { vec![prompt, response] }
+pub fn row(conversion: &Conversion, [prompt, response]: [String; 2], rejected: Option<String>) -> Vec<String> {
+    if conversion.is_text() { vec![response] } else { [prompt, response].into_iter().chain(rejected).collect() }
 }
 
 /// Rows whose quotes may mean something else: a name, their number, and a sentence with the first of them.
@@ -416,9 +416,9 @@ fn write(
         progress: &progress,
         ..Settings::default()
     };
-    let counts = conversion.run(&settings, &mut |part, prompt, response| {
+    let counts = conversion.run(&settings, &mut |part, texts, rejected| {
         let writer = &mut writers[usize::from(part == row_files::Part::Validation)].1;
-        writer.write(row(conversion, prompt, response)).map_err(row_files::Error::Write)
+        writer.write(row(conversion, texts, rejected)).map_err(row_files::Error::Write)
     });
     let counts = counts.map_err(|error| match error {
         row_files::Error::Write(error) => Failure::io("write rows", train, &error),

@@ -84,11 +84,12 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let Some(batch) = session.loader.next_batch()? else {
         return Err(if session.stop.requested() { stop::tried() } else { Failure::unusable("the data has no rows") });
     };
-    let samples = Batch { sources: &batch.sources, targets: &batch.targets };
+    let (sources, targets, shards) = batch.samples();
+    let samples = Batch { sources: &sources, targets: &targets };
     let stop = session.stop.clone();
     let began = Instant::now();
     let plan = session.step_plan();
-    let outcome = session.trainer.step_of_shards(&samples, &batch.shard_samples, &plan, &|| stop.requested())?;
+    let outcome = session.trainer.step_of_shards(&samples, &shards, &plan, &|| stop.requested())?;
     let took = began.elapsed();
     let stats = match outcome {
         StepOutcome::Done(stats) => stats,

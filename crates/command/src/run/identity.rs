@@ -32,6 +32,9 @@ pub fn identity(config: &Config, opened: &Opened, sources: &Sources) -> Value {
     if config.optimizer.row.name != "adafactor" {
         identity["model"]["optimizer.name"] = json!(config.optimizer.row.name);
     }
+    if let Some(preference) = &config.preference {
+        identity["model"]["preference.loss"] = json!(preference.loss.name());
+    }
     // Checkpoints from before there were two sides do not name theirs.
     if opened.reading.truncation_side == Side::Left {
         identity["data"]["data.truncation_side"] = json!("left");

@@ -24,6 +24,7 @@ pub fn evaluation(config: &Config, opened: &Opened, plan: &Plan) -> Settings {
         },
         examples: config.train.sample_generations,
         wrong_examples: false,
+        preference: config.preference,
         loader: open::loader_options(config, opened),
     }
 }

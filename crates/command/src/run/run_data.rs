@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dataloader::{BadRows, DataLoader, LoaderOptions, Objective, OrderOptions, Position};
+use dataloader::{BadRows, DataLoader, LoaderOptions, OrderOptions, Position};
 use planner::{EvaluatedRows, Feed, NOTHING_AHEAD, Rows, RowsRead};
 use run_plan::job::RunData;
 use run_plan::pace::SampledRows;
@@ -42,7 +42,7 @@ fn rows_read(config: &Config, rows: u64) -> RowsRead {
 /// What the tokenizer does not hold of rows from the whole run, and the number of those rows; `None` for span corruption.
 pub fn survival(config: &Config, opened: &Opened) -> Option<(Survival, u64)> {
     const ROWS: usize = 32;
-    if !matches!(opened.reading.objective, Objective::TextToText { .. }) {
+    if !opened.reading.objective.has_targets() {
         return None;
     }
     let rows = opened.train.rows();
@@ -98,7 +98,8 @@ pub fn sampled_rows(config: &Config, opened: &Opened, steps: Option<u64>) -> Sam
     for batch in (0..PLACES).filter_map(batch) {
         sampled_rows.cut_sources += batch.cut_sources;
         sampled_rows.cut_targets += batch.cut_targets;
-        let lengths = batch.sources.iter().zip(&batch.targets).map(|(source, target)| (source.len(), target.len()));
+        let (sources, targets, _) = batch.samples();
+        let lengths = sources.iter().zip(targets.iter()).map(|(source, target)| (source.len(), target.len()));
         sampled_rows.lengths.extend(lengths);
     }
     sampled_rows

@@ -40,6 +40,7 @@ use crate::run::bits;
 use crate::run::open::Opened;
 use crate::run::saved::History;
 use crate::run::views::Log;
+use crate::scores::evaluation;
 use crate::screen::progress::StepLine;
 use crate::screen::report::Report;
 use crate::screen::stop::Stop;
@@ -213,6 +214,9 @@ impl Session {
         took.add_to(&mut line);
         if let Some(objective) = stats.objective {
             line["objective"] = json!(number(objective));
+        }
+        if let Some(preference) = &stats.preference {
+            evaluation::preference_json(preference, &mut line);
         }
         if self.plan.step.levers.repeats {
             line["graph_micro_batches"] = json!(stats.graph_micro_batches);

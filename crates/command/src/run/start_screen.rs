@@ -60,6 +60,9 @@ fn data(config: &Config, opened: &Opened) -> String {
     let data = &config.data;
     let task = match &opened.reading.objective {
         Objective::TextToText { prompt_column, response_column } => format!("`{prompt_column}` to `{response_column}`"),
+        Objective::Preference { prompt_column, chosen_column, rejected_column } => {
+            format!("`{prompt_column}` to `{chosen_column}` over `{rejected_column}`")
+        }
         Objective::SpanCorruption { text_column, .. } => format!("span corruption of `{text_column}`"),
     };
     format!(
@@ -174,7 +177,9 @@ fn recipe(config: &Config, options: &TrainerOptions, total: u64) -> String {
     };
     let share = (train.label_smoothing > 0.0).then(|| format!("; label smoothing {}", train.label_smoothing));
     let z_loss = (train.z_loss > 0.0).then(|| format!("; z-loss {}", train.z_loss));
-    let beside = [share, z_loss].into_iter().flatten().collect::<String>();
+    let preference =
+        config.preference.map(|of| format!("; minimises {} of pairs, beta {}", of.loss.name().to_uppercase(), of.beta));
+    let beside = [share, z_loss, preference].into_iter().flatten().collect::<String>();
     format!(
         "{name}, {learning_rate}{scaled}; {} a step; dropout {}; {} activations, {weights}; {clip}{beside}",
         plural(train.batch_size as u64, "sample"),

@@ -132,11 +132,12 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
         let Some(batch) = run.loader.next_batch()? else { break }; //    data plane: one optimizer batch
         run.free_tokenizer_blocks();
         let (began, files, copies) = (Instant::now(), FileUse::so_far(), copies_so_far()?);
-        let samples = Batch { sources: &batch.sources, targets: &batch.targets };
+        let (sources, targets, shards) = batch.samples();
+        let samples = Batch { sources: &sources, targets: &targets };
         let stop = run.stop.clone();
         let outcome = loop {
             let plan = run.step_plan();
-            match run.trainer.step_of_shards(&samples, &batch.shard_samples, &plan, &|| stop.requested()) {
+            match run.trainer.step_of_shards(&samples, &shards, &plan, &|| stop.requested()) {
                 Err(error) if run.recover_from_oom(&error)? => {} //               the same batch, with a smaller plan
                 outcome => break outcome?,
             }

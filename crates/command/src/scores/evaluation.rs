@@ -16,6 +16,7 @@ use t5::{EvalContext, GenerateOptions, T5};
 use text_metrics::Metric;
 use text_metrics::labels::Labels;
 use trainer::evaluate::{Answered, Computed, EvaluateOptions, Evaluation, EvaluationBatch, EvaluationReport, Example};
+use trainer::preference::{Preference, PreferenceStats};
 
 use crate::failure::{Failure, Outcome};
 use crate::files::metrics::number;
@@ -44,6 +45,8 @@ pub struct Settings {
     pub examples: usize,
     /// Whether wrong answers only are kept.
     pub wrong_examples: bool,
+    /// The loss by which right and rejected answers are compared, if rows have both.
+    pub preference: Option<Preference>,
     /// The stream of rows: objective, lengths, bad rows. Order, epochs and batch size are set here.
     pub loader: LoaderOptions,
 }
@@ -73,6 +76,8 @@ pub struct Figures {
     pub labels: Option<Labels>,
     /// A few answers.
     pub examples: Vec<Example>,
+    /// Right answers beside rejected ones.
+    pub preference: Option<PreferenceStats>,
 }
 
 /// Callbacks of an evaluation, and the processes that share it.
@@ -155,7 +160,7 @@ pub fn evaluate(
         return Ok(None);
     }
     let [generated, scored] = evaluations;
-    Ok(Some(Figures::sum(generated.finish()?, &scored.finish()?, bad_rows, &settings.metrics)))
+    Ok(Some(Figures::sum(generated.finish()?, &scored.finish()?, bad_rows, settings)))
 }
 
 /// Replaces each reference that has special tokens by the text that its tokens give back, because answers come from the tokenizer, too:
@@ -289,6 +294,7 @@ impl Settings {
             settings: self.of_metrics,
             examples: self.examples,
             wrong_examples: self.wrong_examples,
+            preference: self.preference,
         }
     }
 
@@ -304,18 +310,19 @@ impl Settings {
             sources: &batch.sources[range.clone()],
             targets: &batch.targets[range.clone()],
             references: self.has_references().then(|| &batch.texts[range.clone()]),
+            rejected: if self.preference.is_some() { &batch.rejected[range.clone()] } else { &[] },
         }
     }
 
     /// Whether a row's last text is the reference itself. A span-corruption target is not a text.
     fn has_references(&self) -> bool {
-        matches!(self.loader.objective, dataloader::Objective::TextToText { .. })
+        self.loader.objective.has_targets()
     }
 }
 
 impl Figures {
     /// Combines both parts. Each target token has the same weight.
-    fn sum(generated: EvaluationReport, scored: &EvaluationReport, bad_rows: u64, wanted: &[Metric]) -> Self {
+    fn sum(generated: EvaluationReport, scored: &EvaluationReport, bad_rows: u64, settings: &Settings) -> Self {
         let target_tokens = generated.target_tokens + scored.target_tokens;
         let loss_sum = |report: &EvaluationReport| {
             #[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^53")]
@@ -323,6 +330,8 @@ impl Figures {
         };
         #[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^53")]
         let loss = (loss_sum(&generated) + loss_sum(scored)) / target_tokens as f64;
+        let pairs = [generated.pairs.as_slice(), &scored.pairs].concat();
+        let preference = settings.preference.filter(|_| !pairs.is_empty()).map(|of| of.of_batch(&pairs).1);
         let (values, signatures, labels, examples) = match generated.generation {
             Some(answers) => (answers.values, answers.signatures, answers.labels, answers.examples),
             None => Default::default(),
@@ -336,9 +345,10 @@ impl Figures {
             generated_samples: generated.samples,
             values,
             signatures,
-            wanted: wanted.to_vec(),
+            wanted: settings.metrics.clone(),
             labels,
             examples,
+            preference,
         }
     }
 
@@ -366,6 +376,9 @@ impl Figures {
         for (metric, signature) in &self.signatures {
             json[format!("{metric}_signature")] = json!(signature);
         }
+        if let Some(preference) = &self.preference {
+            preference_json(preference, &mut json);
+        }
         if let Some((_, labels)) = self.labels.as_ref().and_then(class_scores::of) {
             json["classes"] = labels;
         }
@@ -379,8 +392,11 @@ impl Figures {
             .iter()
             .map(|metric| format!("  {} {}", metric.title(), metric.shown(self.value(*metric))))
             .collect();
+        let preference = self.preference.as_ref().map_or_else(String::new, |of| {
+            format!("preference loss {:.4}  preferred {:.1} %  ", of.loss, 100.0 * of.accuracy)
+        });
         format!(
-            "loss {:.4}  perplexity {}{scores}  ({} rows, {} generated)",
+            "{preference}loss {:.4}  perplexity {}{scores}  ({} rows, {} generated)",
             self.loss,
             perplexity(self.perplexity),
             self.samples,
@@ -421,6 +437,22 @@ impl Figures {
             format!("  {verdict}  {} -> {}{wanted}", shown(&example.source), shown(&example.hypothesis))
         });
         lines.collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// Adds the numbers of a loss of preferences to an event, by TRL's names.
+pub fn preference_json(of: &PreferenceStats, event: &mut Value) {
+    let [chosen, rejected] = of.rewards;
+    for (name, value) in [
+        ("preference_loss", of.loss),
+        ("rewards/chosen", chosen),
+        ("rewards/rejected", rejected),
+        ("rewards/margins", chosen - rejected),
+        ("rewards/accuracies", of.accuracy),
+        ("logps/chosen", of.log_probabilities[0]),
+        ("logps/rejected", of.log_probabilities[1]),
+    ] {
+        event[name] = number(value);
     }
 }
 

@@ -8,7 +8,7 @@ use super::{Sample, SampleLimits};
 pub(super) fn sample(mut source: Vec<u32>, mut target: Vec<u32>, limits: &SampleLimits) -> Sample {
     let source_was_cut = end(&mut source, limits.max_source_tokens, limits.eos_id);
     let target_was_cut = end(&mut target, limits.max_target_tokens, limits.eos_id);
-    Sample { source, target, source_was_cut, target_was_cut }
+    Sample { source, target, rejected: None, source_was_cut, target_was_cut }
 }
 
 /// Cuts `ids` to `max_tokens`, with the end-of-sequence id last; true if tokens were lost.

@@ -79,6 +79,8 @@ pub struct Columns {
     pub target_lang: Option<String>,
     /// Whether each row has a single text rather than a pair.
     pub is_text: bool,
+    /// Columns of chosen and rejected answers, if the loss is one of preferences.
+    pub preference: Option<[Option<String>; 2]>,
 }
 
 /// Treatment of unusable rows in text files: malformed rows, and rows without text in a column.
@@ -128,6 +130,9 @@ impl Data {
                 source_lang: values.text("data.source_lang"),
                 target_lang: values.text("data.target_lang"),
                 is_text: objective == Some(Objective::SpanCorruption),
+                preference: values
+                    .text("preference.loss")
+                    .map(|_| ["data.chosen_column", "data.rejected_column"].map(|key| values.text(key))),
             },
             encoding: values.text("data.encoding"),
             has_quotes: values.text("data.quoting").map(|quoting| quoting == "all"),

@@ -23,6 +23,7 @@ pub mod optimizer;
 pub mod parallel;
 pub mod paths;
 mod precedence;
+pub mod preference;
 pub mod surroundings;
 pub mod unused;
 pub mod values;
@@ -57,6 +58,8 @@ pub struct Config {
     pub parallel: parallel::Division,
     /// `optimizer.*`
     pub optimizer: Optimizer,
+    /// `preference.*`: the loss of pairs of answers, if there is one.
+    pub preference: Option<trainer::preference::Preference>,
     /// `schedule.*`
     pub schedule: Schedule,
     /// `generation.*`
@@ -193,6 +196,11 @@ impl Config {
         }
     }
 
+    /// The samples of a step that a row gives: two where one answer is preferred to another.
+    pub fn samples_of_a_row(&self) -> usize {
+        if self.preference.is_some() { 2 } else { 1 }
+    }
+
     /// Resolves values into a config, or names the keys that contradict each other.
     pub fn resolve(values: Values) -> Outcome<Self> {
         let lacks_model = values.switch("run.finetune") && values.text("model.init_from").is_none();
@@ -230,6 +238,7 @@ impl Config {
         let train = train(&values, &run, &data)?;
         let lora = lora::Adapter::from_values(&values)?;
         let optimizer = Optimizer::from_values(&values, lora.is_some())?;
+        let preference = preference::from_values(&values);
         let schedule = Schedule {
             name: values.text("schedule.name").unwrap_or_default(),
             warmup_steps: values.integer("schedule.warmup_steps"),
@@ -258,6 +267,7 @@ impl Config {
             train,
             lora,
             parallel,
+            preference,
             optimizer,
             schedule,
             generation,
@@ -345,6 +355,7 @@ impl Config {
         }
         evaluating::check(self, self.data.may_have_validation())?;
         parallel::check(self)?;
+        preference::check(self)?;
         Ok(())
     }
 }

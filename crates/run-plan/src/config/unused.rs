@@ -2,6 +2,8 @@
 //!
 //! A run with such a setting works, but does not what its user may expect. So the run names it.
 
+use trainer::preference::PreferenceLoss;
+
 use text_metrics::Metric;
 
 use super::{Config, Objective, Origin, keys};
@@ -27,6 +29,27 @@ struct Rule {
 }
 
 const RULES: &[Rule] = &[
+    Rule {
+        keys: &["data.chosen_column", "data.rejected_column", "preference.beta", "preference.gamma"],
+        has_effect: |config, _| config.preference.is_some(),
+        why: "it is for rows with a chosen and a rejected answer, and `preference.loss` is \"none\"",
+    },
+    Rule {
+        keys: &["preference.gamma"],
+        has_effect: |config, _| config.preference.is_none_or(|of| of.loss == PreferenceLoss::Simpo),
+        why: "it is for `preference.loss = \"simpo\"`",
+    },
+    Rule {
+        keys: &[
+            "data.response_column",
+            "data.source_template",
+            "data.target_template",
+            "data.source_lang",
+            "data.target_lang",
+        ],
+        has_effect: |config, _| config.preference.is_none(),
+        why: "rows of preferences have `data.prompt_column`, `data.chosen_column` and `data.rejected_column`",
+    },
     Rule {
         keys: &["data.noise_density", "data.mean_span_tokens"],
         has_effect: |_, now| now.objective != Some(Objective::TextToText),

@@ -1,0 +1,307 @@
+//! Losses of preferences: a pair of answers to one source, of which one was chosen.
+//!
+//! With p and r the log-probabilities of an answer under the model and under its reference, T its tokens, a = p / T, and c and x the chosen
+//! and the rejected answer:
+//!
+//! ```text
+//! dpo    -log σ(β ((p_c - r_c) - (p_x - r_x)))
+//! simpo  -log σ(β (a_c - a_x) - γ)
+//! orpo   -β log σ(log odds(a_c) - log odds(a_x)) + mean cross-entropy of the chosen tokens,  odds(a) = eᵃ / (1 - eᵃ)
+//! ```
+//!
+//! Rafailov et al., 2023 (arXiv 2305.18290); Meng et al., 2024 (arXiv 2405.14734); Hong et al., 2024 (arXiv 2403.07691). Each is the mean over
+//! the batch's pairs. Rewards are β (p - r), and β a without a reference.
+//!
+//! Each is a function of the answers' log-probabilities alone. So a pass without gradients computes these first. What they say is then
+//! the weight of each answer's cross-entropy in an ordinary step, which keeps all levers of memory. The alternative, both answers in one
+//! graph, holds twice the activations.
+//!
+//! Invariants:
+//! * The weights depend on the whole batch's pairs in their order, on no cut and no number of processes.
+//! * The reference is the model without its adapter, so it takes no memory.
+
+use serde::{Deserialize, Serialize};
+
+/// A loss of pairs of answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PreferenceLoss {
+    /// Direct preference optimization.
+    Dpo,
+    /// Odds ratio preference optimization.
+    Orpo,
+    /// Simple preference optimization.
+    Simpo,
+}
+
+/// A row of the table of losses.
+struct Row {
+    loss: PreferenceLoss,
+    name: &'static str,
+    /// The usual β.
+    beta: f64,
+    /// Whether the answers are compared with those of the reference.
+    has_reference: bool,
+    /// Whether the mean cross-entropy of the chosen tokens is a part of the loss.
+    has_likelihood: bool,
+    of_pair: fn(&Preference, &Pair) -> OfPair,
+}
+
+const ROWS: [Row; 3] = [
+    Row {
+        loss: PreferenceLoss::Dpo,
+        name: "dpo",
+        beta: 0.1,
+        has_reference: true,
+        has_likelihood: false,
+        of_pair: |of, pair| of.logistic(pair.against_reference(), 0.0),
+    },
+    Row {
+        loss: PreferenceLoss::Orpo,
+        name: "orpo",
+        beta: 0.1,
+        has_reference: false,
+        has_likelihood: true,
+        of_pair: Preference::odds_ratio,
+    },
+    Row {
+        loss: PreferenceLoss::Simpo,
+        name: "simpo",
+        beta: 2.0,
+        has_reference: false,
+        has_likelihood: false,
+        of_pair: |of, pair| of.logistic(pair.of_a_token(), of.gamma),
+    },
+];
+
+impl PreferenceLoss {
+    /// All losses.
+    pub fn all() -> impl Iterator<Item = Self> {
+        ROWS.iter().map(|row| row.loss)
+    }
+
+    fn row(self) -> &'static Row {
+        ROWS.iter().find(|row| row.loss == self).expect("every loss has a row")
+    }
+
+    /// The name in `preference.loss`.
+    pub fn name(self) -> &'static str {
+        self.row().name
+    }
+
+    /// The usual `preference.beta`.
+    pub fn usual_beta(self) -> f64 {
+        self.row().beta
+    }
+
+    /// Whether the model's answers are compared with those of a reference.
+    pub fn has_reference(self) -> bool {
+        self.row().has_reference
+    }
+}
+
+/// A loss with its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Preference {
+    /// The loss.
+    pub loss: PreferenceLoss,
+    /// β, above 0.
+    pub beta: f64,
+    /// γ of [`PreferenceLoss::Simpo`], from 0 up.
+    pub gamma: f64,
+}
+
+/// The log-probabilities of a pair of answers: the chosen one, then the rejected one.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pair {
+    /// Under the model.
+    pub policy: [f64; 2],
+    /// Under the reference, or 0.
+    pub reference: [f64; 2],
+    /// Their tokens.
+    pub tokens: [f64; 2],
+}
+
+impl Pair {
+    /// All numbers, for a message to other processes; see [`Pair::of`].
+    pub(crate) fn numbers(&self) -> [f64; 6] {
+        let ([a, b], [c, d], [e, f]) = (self.policy, self.reference, self.tokens);
+        [a, b, c, d, e, f]
+    }
+
+    /// The pair of [`Pair::numbers`].
+    pub(crate) fn of([a, b, c, d, e, f]: [f64; 6]) -> Self {
+        Self { policy: [a, b], reference: [c, d], tokens: [e, f] }
+    }
+
+    /// Both answers' log-probabilities, less those of the reference.
+    fn against_reference(&self) -> Compared {
+        Compared { values: [0, 1].map(|i| self.policy[i] - self.reference[i]), scale: [1.0; 2] }
+    }
+
+    /// Both answers' log-probabilities of a token.
+    fn of_a_token(&self) -> Compared {
+        Compared { values: [0, 1].map(|i| self.policy[i] / self.tokens[i]), scale: self.tokens.map(f64::recip) }
+    }
+}
+
+/// The values that a loss compares, and their derivatives by the log-probabilities.
+struct Compared {
+    values: [f64; 2],
+    scale: [f64; 2],
+}
+
+/// A pair's part of the loss: the value, its derivatives by both log-probabilities, and the rewards.
+#[derive(Clone, Copy, Debug)]
+struct OfPair {
+    loss: f64,
+    derivatives: [f64; 2],
+    rewards: [f64; 2],
+}
+
+/// Means over the pairs of a batch. In arrays the chosen answer is first.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PreferenceStats {
+    /// The loss.
+    pub loss: f64,
+    /// The mean cross-entropy of a chosen token.
+    pub cross_entropy: f64,
+    /// β times what the loss compares.
+    pub rewards: [f64; 2],
+    /// The share of pairs whose chosen answer has the larger reward.
+    pub accuracy: f64,
+    /// Log-probabilities under the model.
+    pub log_probabilities: [f64; 2],
+}
+
+impl Preference {
+    /// A loss with its usual β.
+    pub fn usual(loss: PreferenceLoss) -> Self {
+        Self { loss, beta: loss.usual_beta(), gamma: 1.0 }
+    }
+
+    /// `-log σ(β (chosen - rejected) - γ)`.
+    fn logistic(&self, of: Compared, gamma: f64) -> OfPair {
+        let z = self.beta * (of.values[0] - of.values[1]) - gamma;
+        let slope = self.beta * sigmoid(-z);
+        OfPair {
+            loss: -log_sigmoid(z),
+            derivatives: [-slope * of.scale[0], slope * of.scale[1]],
+            rewards: of.values.map(|value| self.beta * value),
+        }
+    }
+
+    /// `-β log σ(log odds(chosen) - log odds(rejected))`.
+    fn odds_ratio(&self, pair: &Pair) -> OfPair {
+        let of = pair.of_a_token();
+        // 1 - eᵃ, the probability of anything else.
+        let other = of.values.map(|value| -value.exp_m1());
+        let odds = [0, 1].map(|i| of.values[i] - other[i].ln());
+        let z = odds[0] - odds[1];
+        let slope = self.beta * sigmoid(-z);
+        OfPair {
+            loss: -self.beta * log_sigmoid(z),
+            derivatives: [-slope * of.scale[0] / other[0], slope * of.scale[1] / other[1]],
+            rewards: of.values.map(|value| self.beta * value),
+        }
+    }
+
+    /// The weight of the cross-entropies of each pair's two answers, and the numbers of the batch. There is at least one pair.
+    pub fn of_batch(&self, pairs: &[Pair]) -> (Vec<[f64; 2]>, PreferenceStats) {
+        let (row, count) = (self.loss.row(), pairs.len() as f64);
+        let chosen_tokens: f64 = pairs.iter().map(|pair| pair.tokens[0]).sum();
+        let mut stats = PreferenceStats {
+            cross_entropy: pairs.iter().map(|pair| -pair.policy[0]).sum::<f64>() / chosen_tokens,
+            ..PreferenceStats::default()
+        };
+        let mut preferred = 0.0;
+        let weights = pairs.iter().map(|pair| {
+            let OfPair { loss, derivatives, rewards } = (row.of_pair)(self, pair);
+            stats.loss += loss / count;
+            preferred += f64::from(u8::from(rewards[0] > rewards[1]));
+            for i in [0, 1] {
+                stats.rewards[i] += rewards[i] / count;
+                stats.log_probabilities[i] += pair.policy[i] / count;
+            }
+            // A cross-entropy is minus a log-probability.
+            let [chosen, rejected] = derivatives.map(|derivative| -derivative / count);
+            [chosen + if row.has_likelihood { 1.0 / chosen_tokens } else { 0.0 }, rejected]
+        });
+        let weights = weights.collect();
+        stats.accuracy = preferred / count;
+        stats.loss += if row.has_likelihood { stats.cross_entropy } else { 0.0 };
+        (weights, stats)
+    }
+}
+
+fn sigmoid(z: f64) -> f64 {
+    1.0 / (1.0 + (-z).exp())
+}
+
+fn log_sigmoid(z: f64) -> f64 {
+    z.min(0.0) - (-z.abs()).exp().ln_1p()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs() -> Vec<Pair> {
+        let of = |policy, reference, tokens| Pair { policy, reference, tokens };
+        vec![
+            of([-3.0, -9.5], [-4.0, -9.0], [4.0, 7.0]),
+            of([-12.0, -2.0], [-10.0, -2.5], [9.0, 2.0]),
+            of([-0.25, -40.0], [-0.5, -30.0], [1.0, 31.0]),
+        ]
+    }
+
+    #[test]
+    fn weights_are_the_derivatives_of_the_loss() {
+        for loss in PreferenceLoss::all() {
+            let of = Preference::usual(loss);
+            let (weights, _) = of.of_batch(&pairs());
+            for (number, answer) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)] {
+                let at = |step: f64| {
+                    let mut pairs = pairs();
+                    pairs[number].policy[answer] += step;
+                    of.of_batch(&pairs).1.loss
+                };
+                let expected = -(at(1e-6) - at(-1e-6)) / 2e-6;
+                let got = weights[number][answer];
+                assert!((got - expected).abs() < 1e-8, "{}: {got}, not {expected}", loss.name());
+            }
+        }
+    }
+
+    #[test]
+    fn losses_are_those_of_their_papers() {
+        let pair = pairs()[..1].to_vec();
+        let of = |loss| Preference { gamma: 0.5, ..Preference::usual(loss) }.of_batch(&pair).1;
+        let minus_log_sigmoid = |z: f64| (1.0 + (-z).exp()).ln();
+        let dpo = of(PreferenceLoss::Dpo);
+        // The chosen answer gained 1, the rejected one lost 0.5.
+        assert!((dpo.loss - minus_log_sigmoid(0.1 * 1.5)).abs() < 1e-12);
+        assert!((dpo.rewards[0] - 0.1).abs() < 1e-12 && (dpo.rewards[1] + 0.05).abs() < 1e-12);
+        assert_eq!((dpo.accuracy, dpo.log_probabilities, dpo.cross_entropy), (1.0, [-3.0, -9.5], 0.75));
+        let (chosen, rejected) = (-3.0 / 4.0, -9.5 / 7.0);
+        assert!((of(PreferenceLoss::Simpo).loss - minus_log_sigmoid(2.0 * (chosen - rejected) - 0.5)).abs() < 1e-12);
+        let odds = |a: f64| (a.exp() / (1.0 - a.exp())).ln();
+        let orpo = of(PreferenceLoss::Orpo).loss;
+        assert!((orpo - (0.75 + 0.1 * minus_log_sigmoid(odds(chosen) - odds(rejected)))).abs() < 1e-12);
+    }
+
+    #[test]
+    fn extreme_pairs_have_finite_losses() {
+        let pair = |policy| Pair { policy, reference: [0.0; 2], tokens: [1.0; 2] };
+        for loss in PreferenceLoss::all() {
+            for policy in [[-1e-9, -2000.0], [-2000.0, -1e-9]] {
+                let (weights, stats) = Preference::usual(loss).of_batch(&[pair(policy)]);
+                assert!(
+                    stats.loss.is_finite() && weights[0].iter().all(|weight| weight.is_finite()),
+                    "{}",
+                    loss.name()
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! `preference.loss`: rows with a chosen and a rejected answer, read in any form, trained, resumed and refused.
+
+use serde_json::Value;
+
+use crate::run::{Scene, short};
+
+const LORA: &[&str] = &["--lora", "--set", "model.init_from=base/model"];
+const BY_DPO: &[&str] = &["--set", "preference.loss=dpo", "--set", "train.dropout=0"];
+
+/// A scene with a model and rows of preferences in several forms.
+fn scene() -> Scene {
+    let scene = Scene::new();
+    scene.run(&short(&["--output", "base"])).expect_code(0);
+    let words = ["red", "blue", "green", "stone", "river", "tree"];
+    let rows = |first: usize, count: usize| {
+        let row = |i: usize| {
+            let (a, b) = (words[i % 6], words[(i * 5 + 1) % 6]);
+            format!(r#"{{"prompt":"join {a} and {b}","chosen":"{a} {b}","rejected":"{b} {b} {a}","id":{i}}}"#) + "\n"
+        };
+        (first..first + count).map(row).collect::<String>()
+    };
+    scene.write("pairs.jsonl", rows(0, 24));
+    scene.write("valid.jsonl", rows(24, 6));
+    let named = rows(0, 24).replace("\"chosen\":", "\"better\":").replace("\"rejected\":", "\"worse\":");
+    scene.write("named.jsonl", named);
+    let messages = |text: &str| format!(r#"[{{"role":"assistant","content":"{text}"}}]"#);
+    let row = |i: usize| {
+        format!(
+            r#"{{"prompt":[{{"role":"user","content":"join {i}"}}],"chosen":{},"rejected":{}}}"#,
+            messages("yes"),
+            messages("no")
+        ) + "\n"
+    };
+    scene.write("chats.jsonl", (0..8).map(row).collect::<String>());
+    scene
+}
+
+fn tune(data: &str, output: &str, more: &[&str]) -> Vec<String> {
+    let of_data = format!("data.train={data}");
+    let settings = ["data.validation=valid.jsonl", "train.batch_size=4", "train.eval_generate_samples=2", &of_data];
+    let settings = settings.iter().flat_map(|setting| ["--set", setting]).collect::<Vec<_>>();
+    short(&[LORA, &settings, &["--output", output, "--lr", "0.01"], more].concat())
+}
+
+fn figures(events: &[Value], name: &str) -> Vec<f64> {
+    events.iter().map(|event| event[name].as_f64().unwrap_or_else(|| panic!("{name} in {event:#}"))).collect()
+}
+
+#[test]
+fn dpo_learns_from_pairs_and_resumes_to_the_same_bits() {
+    let scene = scene();
+    let ran = scene.run(&tune("pairs.jsonl", "whole", BY_DPO)).expect_code(0);
+    ran.expect_words(&["DPO of pairs", "preference loss"]);
+    let steps = scene.events("whole", "step");
+    // A new adapter changes nothing, so both sides are alike at first.
+    assert!((steps[0]["preference_loss"].as_f64().unwrap() - 2f64.ln()).abs() < 1e-6, "{:#}", steps[0]);
+    assert_eq!(steps[0]["rewards/margins"], 0.0);
+    assert_eq!(figures(&steps, "objective"), figures(&steps, "preference_loss"));
+    let margins = figures(&steps, "rewards/margins");
+    assert!(margins[margins.len() - 1] > 0.0, "{margins:?}");
+    let evaluated = scene.events("whole", "eval");
+    assert_eq!(evaluated[0]["samples"], 6);
+    for name in ["rewards/accuracies", "logps/chosen", "logps/rejected", "exact_match"] {
+        assert_eq!(figures(&evaluated, name).len(), evaluated.len());
+    }
+
+    let mut running =
+        scene.start(&tune("pairs.jsonl", "killed", &[BY_DPO, &["--set", "checkpoint.every_steps=2"]].concat()));
+    assert!(running.wait_for("step 4/6"));
+    running.kill();
+    scene.run(&[tune("pairs.jsonl", "killed", BY_DPO), vec!["--keep-training".into()]].concat()).expect_code(0);
+    let adapter = |run: &str| scene.read(&format!("{run}/adapter/adapter_model.safetensors"));
+    assert_eq!(adapter("killed"), adapter("whole"));
+    let other = [
+        tune("pairs.jsonl", "killed", &["--set", "preference.loss=simpo", "--set", "train.dropout=0"]),
+        vec!["--keep-training".into()],
+    ]
+    .concat();
+    let refused = scene.run(&other).expect_code(2);
+    assert!(refused.err.contains("preference.loss"), "{}", refused.err);
+}
+
+#[test]
+fn pairs_are_read_from_other_columns_and_from_messages() {
+    let scene = scene();
+    let named = ["--set", "data.chosen_column=better", "--set", "data.rejected_column=worse"];
+    let arguments = |output, data: &str, more: &[&str]| {
+        let of_data = format!("data.train={data}");
+        short(&[LORA, BY_DPO, &["--set", &of_data, "--set", "train.batch_size=4", "--output", output], more].concat())
+    };
+    scene.run(&arguments("a", "pairs.jsonl", &[])).expect_code(0);
+    scene.run(&arguments("b", "named.jsonl", &named)).expect_code(0);
+    let of = |run: &str| figures(&scene.events(run, "step"), "preference_loss");
+    assert_eq!(of("a"), of("b"));
+    scene.run(&arguments("c", "chats.jsonl", &[])).expect_code(0);
+    let pairs = scene.text("pairs.jsonl");
+    scene.write("holes.jsonl", pairs.replacen("\"rejected\":\"blue blue red\"", "\"rejected\":null", 1));
+    let ran = scene.run(&arguments("d", "holes.jsonl", &[])).expect_code(0);
+    assert!(ran.err.contains("skipped") && ran.err.contains("`rejected`"), "{}", ran.err);
+    scene.write("plain.jsonl", "{\"prompt\":\"a\",\"response\":\"b\"}\n");
+    let refused = scene.run(&arguments("f", "plain.jsonl", &[])).expect_code(4);
+    assert!(refused.err.contains("`chosen`") && refused.err.contains("hint: "), "{}", refused.err);
+}
+
+#[test]
+fn settings_that_would_make_another_loss_are_refused() {
+    let scene = scene();
+    let refused = |arguments: &[String], words: &str| {
+        let ran = scene.run(arguments).expect_code(2);
+        assert!(ran.err.contains(words) && ran.err.contains("hint: "), "{}", ran.err);
+    };
+    let whole = short(&[
+        "--set",
+        "data.train=pairs.jsonl",
+        "--set",
+        "preference.loss=dpo",
+        "--set",
+        "train.dropout=0",
+        "--output",
+        "x",
+    ]);
+    refused(&whole, "there is no adapter");
+    let with = |setting: &'static str| tune("pairs.jsonl", "x", &[BY_DPO, &["--set", setting]].concat());
+    refused(&with("train.dropout=0.1"), "`train.dropout`");
+    refused(&with("lora.dropout=0.1"), "`lora.dropout`");
+    refused(&with("train.label_smoothing=0.1"), "`train.label_smoothing`");
+    refused(&with("lora.modules_to_save=wo"), "`lora.modules_to_save`");
+    let orpo = short(&[
+        "--set",
+        "data.train=pairs.jsonl",
+        "--set",
+        "preference.loss=orpo",
+        "--set",
+        "train.dropout=0",
+        "--output",
+        "orpo",
+    ]);
+    scene.run(&orpo).expect_code(0);
+    let unused = scene.run(&short(&["--set", "preference.beta=0.3", "--output", "y"])).expect_code(0);
+    assert!(unused.err.contains("`preference.beta`"), "{}", unused.err);
+}
