@@ -15,19 +15,18 @@ use mpi::{Count, Threading};
 
 use crate::engine::{Engine, Error, Result};
 use crate::group::{Group, WaitSignal};
-use crate::throttled::{Rate, Throttled};
 
-/// Joins the processes that a launcher started. They exchange bytes as fast as MPI does, or at a slower `rate`.
+/// Joins the processes that a launcher started.
 ///
 /// # Errors
 /// [`Error::Lost`] if MPI was started before.
-pub fn join(rate: Option<Rate>) -> Result<Group> {
+pub fn join() -> Result<Group> {
     Group::start(move |awaited| {
         // Only this thread calls MPI.
         let (universe, _) = mpi::initialize_with_threading(Threading::Funneled)
             .ok_or_else(|| Error::Lost("MPI was started twice".into()))?;
         let world = universe.world();
-        Ok(Throttled::new(World { world, awaited, universe: Some(ManuallyDrop::new(universe)) }, rate))
+        Ok(World { world, awaited, universe: Some(ManuallyDrop::new(universe)) })
     })
 }
 

@@ -26,6 +26,5 @@ mod wire;
 pub use engine::{Engine, Error, PIECE_BYTES, Result};
 pub use group::{CommunicationStats, Group, Pending, WaitSignal};
 pub use shards::{Extent, Shards};
-pub use throttled::{Rate, Throttled};
 pub use values::{Values, Zeros};
 pub use wire::Wire;

@@ -22,11 +22,8 @@ pub fn run<T: Send>(processes: usize, work: impl Fn(Group) -> T + Sync) -> Vec<T
     run_at(processes, None, work)
 }
 
-/// [`run`] with a network of this rate between the processes.
-///
-/// # Panics
-/// As [`run`].
-pub fn run_at<T: Send>(processes: usize, rate: Option<Rate>, work: impl Fn(Group) -> T + Sync) -> Vec<T> {
+/// [`run`] with a network of this rate between the processes, for tests of this crate.
+pub(crate) fn run_at<T: Send>(processes: usize, rate: Option<Rate>, work: impl Fn(Group) -> T + Sync) -> Vec<T> {
     let mut ends: Vec<Thread> = (0..processes).map(|rank| Thread { rank, to: Vec::new(), from: Vec::new() }).collect();
     for from in 0..processes {
         for to in 0..processes {

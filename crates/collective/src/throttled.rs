@@ -1,4 +1,4 @@
-//! A network of a given rate, for tests and benchmarks on one host: an engine whose calls take as long as over that network.
+//! A network of a given rate between threads, for tests: an engine whose calls take as long as over that network.
 //!
 //! The model: each process has a link of this rate in both directions. A message takes the time of the bytes that this process sends
 //! or of those that it receives, whichever are more. A broadcast takes the time of all copies that its root sends.
@@ -9,14 +9,14 @@ use crate::engine::{Engine, Result};
 
 /// The rate of a network.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rate {
+pub(crate) struct Rate {
     /// The rate in each direction.
-    pub bits_per_second: f64,
+    pub(crate) bits_per_second: f64,
 }
 
 impl Rate {
     /// The time that a message of `bytes` bytes takes.
-    pub fn time(self, bytes: u64) -> Duration {
+    pub(crate) fn time(self, bytes: u64) -> Duration {
         #[expect(clippy::cast_precision_loss, reason = "bytes of a message")]
         let bits = bytes as f64 * 8.0;
         Duration::try_from_secs_f64(bits / self.bits_per_second).unwrap_or(Duration::MAX)
@@ -25,14 +25,14 @@ impl Rate {
 
 /// An engine, and the rate that it is slowed down to, if any.
 #[derive(Debug)]
-pub struct Throttled<E> {
+pub(crate) struct Throttled<E> {
     engine: E,
     rate: Option<Rate>,
 }
 
 impl<E: Engine> Throttled<E> {
     /// An engine that moves bytes no faster than this rate.
-    pub fn new(engine: E, rate: Option<Rate>) -> Self {
+    pub(crate) fn new(engine: E, rate: Option<Rate>) -> Self {
         Self { engine, rate }
     }
 

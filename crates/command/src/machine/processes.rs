@@ -111,7 +111,7 @@ impl Processes {
 
     #[cfg(feature = "mpi")]
     fn join_launched(launched: Launched) -> Outcome<Self> {
-        let group = collective::engine_mpi::join(rate_of_tests()?)?;
+        let group = collective::engine_mpi::join()?;
         if group.size() != launched.processes {
             let Launched { by, processes, .. } = launched;
             return Err(Failure::usage(format!(
@@ -345,19 +345,6 @@ fn host(group: &Group) -> Outcome<String> {
 #[cfg(not(feature = "mpi"))]
 fn host(_: &Group) -> Outcome<String> {
     Ok("this host".into())
-}
-
-/// For tests and benchmarks: the simulated network rate between processes on one host, in bits a second.
-#[cfg(feature = "mpi")]
-const NETWORK_VARIABLE: &str = "LOW_MEM_T5_NETWORK_BITS_PER_SECOND";
-
-#[cfg(feature = "mpi")]
-fn rate_of_tests() -> Outcome<Option<collective::Rate>> {
-    let Ok(text) = std::env::var(NETWORK_VARIABLE) else { return Ok(None) };
-    match text.parse() {
-        Ok(bits_per_second) if bits_per_second > 0.0 => Ok(Some(collective::Rate { bits_per_second })),
-        _ => Err(Failure::usage(format!("`{NETWORK_VARIABLE}`: expected a number above 0, got `{text}`"))),
-    }
 }
 
 #[cfg(test)]
