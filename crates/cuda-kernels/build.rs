@@ -32,8 +32,8 @@ const SOURCES: [&str; 14] = [
 const CAPABILITY: &str = "80";
 /// Sources with instructions that Ampere introduced. They are for bf16 alone, so an older card never loads them.
 const OF_AMPERE: [&str; 2] = ["attention_backward", "attention_forward"];
-/// Additional sources for kernels from PTX.
-const OF_PTX: [&str; 2] = ["emulation/ptx_checks.cc", "emulation/ptx_profile.cc"];
+/// The additional source for kernels from PTX.
+const OF_PTX: &str = "emulation/ptx_checks.cc";
 
 fn main() -> Result<(), Box<dyn Error>> {
     for folder in ["kernels", "emulation"] {
@@ -63,8 +63,8 @@ fn emulation(sources: &[&str]) -> Result<(), Box<dyn Error>> {
     build.link_lib_modifier("+whole-archive");
     build.files(sources.iter().map(|source| Path::new("emulation").join(source)));
     match env::var("LOW_MEM_T5_KERNELS").as_deref() {
-        Ok("ptx") => build.files(OF_PTX).files(from_ptx(Contraction::Nowhere)?),
-        Ok("contracted-ptx") => build.files(OF_PTX).files(from_ptx(Contraction::Everywhere)?),
+        Ok("ptx") => build.file(OF_PTX).files(from_ptx(Contraction::Nowhere)?),
+        Ok("contracted-ptx") => build.file(OF_PTX).files(from_ptx(Contraction::Everywhere)?),
         Ok(other) => {
             return Err(format!("LOW_MEM_T5_KERNELS: expected \"ptx\" or \"contracted-ptx\", got \"{other}\"").into());
         }

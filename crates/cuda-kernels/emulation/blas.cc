@@ -147,7 +147,6 @@ int cublasGemmStridedBatchedEx(void* handle, int transa, int transb, int m, int 
     if (!emulation::capture_of(h.stream)) products++;
     else if (!h.has_workspace && (emulated_cuMemAllocAsync(&workspace, WORKSPACE, h.stream) || emulated_cuMemFreeAsync(workspace, h.stream))) return FAILED;
     emulation::trace("product", size_t(m) * n * k);
-    if (!emulation::works()) return 0;
     auto run = [&](auto* of, auto* to, auto scalar) {
         using T = std::remove_pointer_t<decltype(of)>;
         using R = std::remove_pointer_t<decltype(to)>;

@@ -64,7 +64,6 @@ struct Card {
     std::map<Address, size_t> beside; // memory of no pool
     size_t beside_bytes = 0;
     bool has_failed = false;
-    bool works = true; // kernels and products compute
     size_t allocations = 0, uploads = 0, uploaded = 0, waiting_uploads = 0, downloads = 0, downloaded = 0, copies = 0, waits = 0;
     std::map<std::string, size_t> launches;
     emulation::Schedule schedule;
@@ -90,8 +89,6 @@ struct Card {
         if (order && !strcmp(order, "random")) schedule.order = emulation::Order::Random;
         const char* mapping = getenv("LOW_MEM_T5_EMULATED_MAPPING");
         maps = !mapping || strcmp(mapping, "none");
-        const char* work = getenv("LOW_MEM_T5_EMULATED_WORK");
-        works = !work || strcmp(work, "none");
         const char* late = getenv("LOW_MEM_T5_EMULATED_STREAMS");
         using Late = Streams::Late;
         const std::pair<const char*, Late> kinds[] = {{"early", Late::First}, {"late", Late::Others}, {"all-late", Late::All}};

@@ -11,7 +11,6 @@
 // - ORDER, `last` or `random`: another order of threads and blocks.
 // - STREAMS, `early` or `late`: work of every stream but the first is done as early or as late as its order allows; by default calls do it at
 //   once. `all-late`: the work of all streams is done late.
-// - WORK, `none`: kernels and products compute nothing, and memory is zeros, to measure the host's part of a large step.
 // - FAILURE, N: the N-th allocation finds no memory.
 // - REPORT: a file that gets the counts as JSON at the end. For every card but the first, the card's number is appended to its name.
 // - TRACE: a file that gets each request (trace.h).
@@ -108,7 +107,6 @@ Capture* capture_of(void* stream) {
     std::lock_guard guard(card().lock);
     return streams().of(stream).capture.get();
 }
-bool works() { return card().works; }
 bool is_late(void* stream) {
     std::lock_guard guard(card().lock);
     return streams().of(stream).is_late;

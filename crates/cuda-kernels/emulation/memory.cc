@@ -15,17 +15,9 @@ namespace {
 
 using namespace emulation;
 
-// The most bytes that are set to zero where no work is computed.
-constexpr size_t MAX_CLEARED = 1 << 20;
-
 // Fills uninitialised or freed memory, and a margin after it, with NaN, so that uses of such values are detected. A write into the margin
 // ends the process. A sanitizer detects every other use of freed memory, and of memory that was not allocated.
 void begin_life(char* block, size_t bytes, size_t size) {
-    // Large blocks are fresh pages, which are zeros, and only copies write to them.
-    if (!card().works) {
-        if (size < MAX_CLEARED) memset(block, 0, size);
-        return;
-    }
     __asan_unpoison_memory_region(block, size + MARGIN);
     memset(block, 0xFF, size + MARGIN);
     __asan_poison_memory_region(block + bytes, size + MARGIN - bytes);
@@ -41,7 +33,6 @@ bool is_memory_of_the_card(uint64_t at, size_t bytes) {
 }
 const bool card_knows = (is_memory = is_memory_of_the_card, true);
 void end_life(char* block, size_t bytes, size_t size) {
-    if (!card().works) return;
     __asan_unpoison_memory_region(block, size + MARGIN);
     if (std::any_of(block + bytes, block + size + MARGIN, [](char byte) { return byte != char(0xFF); })) {
         fprintf(stderr, "emulated card: some kernel has written behind an allocation of %zu bytes\n", bytes);

@@ -85,7 +85,7 @@ inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(unsigned line, u
 
 // 9.7.14, "ldmatrix": lanes 8m to 8m + 7 give the rows of matrix m. Lane l gets of it elements 2 (l % 4) and the next of row l / 4.
 inline void load_four_matrices(unsigned line, bool is_transposed, uint32_t* m[4], uint64_t row) {
-    ask<Space::Shared>(line, row, 16);
+    check_aligned(row, 16);
     emulation::self().slot[0] = row;
     shown(line);
     for (int matrix = 0; matrix < 4; matrix++) {
@@ -111,8 +111,8 @@ inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(unsigned line, uint32
 // 9.7.9, "cp.async": 16 bytes. The first `read` bytes are copied and the others are zero.
 inline void cp_async_cg_shared_global(unsigned line, uint64_t to, uint64_t from, uint32_t bytes, uint32_t read) {
     if (bytes != 16 || read > bytes) emulation::fail("a copy of other than 16 bytes");
-    ask<Space::Shared>(line, to, 16);
-    ask<Space::Global>(line, from, 16);
+    check_aligned(to, 16);
+    check_aligned(from, 16);
     emulation::Copy copy{reinterpret_cast<void*>(to), {}};
     for (uint32_t i = 0; i < read; i += 4) {
         const uint32_t word = load<uint32_t, Space::Global>(from + i);

@@ -1,7 +1,6 @@
 // Memory as PTX sees it: its spaces, loads, stores and conversions of addresses.
 #pragma once
 #include "ptx_checks.h"
-#include "ptx_profile.h"
 
 enum class Space { Generic, Global, Shared, Local, Param, Const };
 
@@ -36,10 +35,8 @@ unsigned char* place(uint64_t address, size_t bytes, bool writes) {
 }
 
 // Checks a load or a store: a vector is aligned as a whole.
-template <Space S>
-void ask(unsigned line, uint64_t address, size_t bytes) {
+inline void check_aligned(uint64_t address, size_t bytes) {
     if (address % bytes != 0) emulation::fail("elements that are read or written together are not aligned");
-    if (emulation::profile && (S == Space::Global || S == Space::Shared)) emulation::profile->ask(line, S == Space::Shared, address, bytes);
 }
 template <class T, Space S>
 T load(uint64_t address) {

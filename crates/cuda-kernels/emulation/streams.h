@@ -114,7 +114,5 @@ void give(void* stream, std::function<void()> work, NodeKind kind = NodeKind::Ke
 Capture* capture_of(void* stream);
 // Whether the stream's work is done later. Otherwise all work given so far is done.
 bool is_late(void* stream);
-// Whether kernels and products compute.
-bool works();
 
 } // namespace emulation

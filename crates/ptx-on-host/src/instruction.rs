@@ -169,12 +169,12 @@ fn load_or_store(line: usize, parts: &[&str], operands: &[String]) -> Result<Str
             format!("store<{kind}, {space}>({at}, {});", operand(line, register)?)
         })
     };
-    let ask = format!("ask<{space}>({line}, {place}, sizeof({kind}) * {count});");
+    let check = format!("check_aligned({place}, sizeof({kind}) * {count});");
     if count == 1 {
-        return Ok(format!("{ask} {}", element(registers, &place)?));
+        return Ok(format!("{check} {}", element(registers, &place)?));
     }
     // The address register may also be an element.
-    let mut out = format!("{{ uint64_t at = {place}; {ask}");
+    let mut out = format!("{{ uint64_t at = {place}; {check}");
     for (i, register) in vector(line, registers)?.into_iter().enumerate() {
         out += &format!(" {}", element(register, &format!("at + sizeof({kind}) * {i}"))?);
     }

@@ -11,7 +11,7 @@
 //!
 //! Names that the header has:
 //!
-//! - `ask<Space::S>(line, address, bytes)` for the memory that an instruction loads or stores, then `load<T, Space::S>(address)` or
+//! - `check_aligned(address, bytes)` for the memory that an instruction loads or stores, then `load<T, Space::S>(address)` or
 //!   `store<T, Space::S>(address, value)` for each of its elements;
 //! - `shared_symbol()`, the address of the shared memory that a launch asks for;
 //! - `PTX_KERNEL(name, source, threads, sizes)`, which registers the function of this name as a kernel.

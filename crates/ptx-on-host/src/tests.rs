@@ -54,19 +54,19 @@ fn what_threads_do_together_has_its_line() {
 fn memory_has_its_space_its_type_and_its_sign() {
     assert_translates(
         "ld.param.u64 %rd1, [k_param_1+8];",
-        "ask<Space::Param>(11, symbol(k_param_1) + (8), sizeof(uint64_t) * 1); rd1 = load<uint64_t, Space::Param>(symbol(k_param_1) + (8));",
+        "check_aligned(symbol(k_param_1) + (8), sizeof(uint64_t) * 1); rd1 = load<uint64_t, Space::Param>(symbol(k_param_1) + (8));",
     );
     assert_translates(
         "ld.global.nc.s8 %rs1, [%rd1+-1];",
-        "ask<Space::Global>(11, rd1 + (-1), sizeof(int8_t) * 1); rs1 = load<int8_t, Space::Global>(rd1 + (-1));",
+        "check_aligned(rd1 + (-1), sizeof(int8_t) * 1); rs1 = load<int8_t, Space::Global>(rd1 + (-1));",
     );
     assert_translates(
         "st.shared.f32 [%r1], %f1;",
-        "ask<Space::Shared>(11, r1, sizeof(uint32_t) * 1); store<uint32_t, Space::Shared>(r1, f1);",
+        "check_aligned(r1, sizeof(uint32_t) * 1); store<uint32_t, Space::Shared>(r1, f1);",
     );
     assert_translates(
         "ld.shared.v2.f32 {%f1, %f2}, [%r1+4];",
-        "{ uint64_t at = r1 + (4); ask<Space::Shared>(11, r1 + (4), sizeof(uint32_t) * 2); \
+        "{ uint64_t at = r1 + (4); check_aligned(r1 + (4), sizeof(uint32_t) * 2); \
          f1 = load<uint32_t, Space::Shared>(at + sizeof(uint32_t) * 0); f2 = load<uint32_t, Space::Shared>(at + sizeof(uint32_t) * 1); }",
     );
 }
