@@ -39,6 +39,9 @@ pub enum BadRows {
     Skip,
 }
 
+/// A list of token ids for each sample.
+pub type TokenLists<'a> = Cow<'a, [Vec<u32>]>;
+
 /// One optimizer batch. Sample `i` has the source `sources[i]`, the target `targets[i]` and the row `rows[i]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
@@ -85,7 +88,7 @@ impl Batch {
 
     /// The sources, the targets and the shards' numbers of samples of a step. Where rows have rejected targets, sample `2 i` is the chosen
     /// target of row `i` and sample `2 i + 1` its rejected one.
-    pub fn samples(&self) -> (Cow<'_, [Vec<u32>]>, Cow<'_, [Vec<u32>]>, Vec<usize>) {
+    pub fn samples(&self) -> (TokenLists<'_>, TokenLists<'_>, Vec<usize>) {
         if self.rejected.is_empty() {
             let (sources, targets) = (Cow::from(&self.sources), Cow::from(&self.targets));
             return (sources, targets, self.shard_samples.clone());
