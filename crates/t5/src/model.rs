@@ -26,8 +26,8 @@ use crate::network::Network;
 use crate::ops::{Files, Matrix, Ops};
 use crate::pager::Pager;
 use crate::parameters::{Parameter, ParameterSpec};
+use crate::step::inference::{infer, without_dropout};
 use crate::step::run::rounds::MicroBatches;
-use crate::step::run::{infer, without_dropout};
 use crate::step::schedule::Outline;
 use crate::weight_file::WeightFile;
 

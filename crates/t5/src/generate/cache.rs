@@ -12,7 +12,7 @@ use crate::layers::stack::Stack;
 use crate::micro_batch::MicroBatch;
 use crate::network::Network;
 use crate::ops::{Ops, Position};
-use crate::step::run::{infer, without_dropout};
+use crate::step::inference::{infer, without_dropout};
 use crate::step::schedule::Outline;
 
 /// Positions that a new cache has space for.

@@ -50,7 +50,7 @@ use crate::levers::{LayerMajor, Levers};
 use crate::micro_batch::MicroBatch;
 use crate::ops::{Counted, Ops};
 use crate::parameters::ParameterSpec;
-use crate::step::run::infer;
+use crate::step::inference::infer;
 use handed_over::HandedOver;
 pub use moves::{Moves, WeightsRead};
 use rehearsal::{Cost, Rehearsal};

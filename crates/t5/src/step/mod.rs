@@ -9,6 +9,7 @@
 
 pub(crate) mod asked;
 pub mod count;
+pub(crate) mod inference;
 pub(crate) mod observer;
 pub(crate) mod run;
 pub(crate) mod schedule;

@@ -9,10 +9,9 @@ mod sums;
 use std::collections::HashSet;
 use std::ops::Range;
 
-use candle_core::DType;
-use t5_ops::{LossSums, TokenLoss};
+use t5_ops::LossSums;
 
-use super::observer::{Interrupts, Observer};
+use super::observer::Observer;
 use super::schedule::{Backward, Event, ToEmbedding, Unit};
 use super::store::{Store, Stored};
 use crate::context::{LayerContext, Noise, StepContext};
@@ -582,35 +581,4 @@ fn load_saved<T: Ops>(
 fn indices<T>(parameters: &[Parameter<T>], is_meant: impl Fn(Part) -> bool) -> Vec<usize> {
     let meant = parameters.iter().enumerate().filter(|(_, parameter)| is_meant(parameter.part));
     meant.map(|(index, _)| index).collect()
-}
-
-/// A pass over micro-batches without backward. `interrupted` is asked before every block; `None` when it returned true.
-///
-/// # Errors
-/// An operation fails.
-pub(crate) fn infer<'a, T: Ops>(
-    network: &'a Network<T>,
-    events: &[Event],
-    cx: &StepContext,
-    batches: &'a [MicroBatch<T>],
-    interrupted: &dyn Fn() -> bool,
-) -> Result<Option<Step<'a, T>>> {
-    let mut step = Step::new(network, &[], cx, batches, None)?;
-    let is_done = step.run(events, &mut Gradients::none(), &mut Interrupts(interrupted))?;
-    Ok(is_done.then_some(step))
-}
-
-/// Settings of a pass without dropout.
-pub(crate) fn without_dropout(activations: DType, loss_chunk_rows: usize) -> StepContext {
-    StepContext {
-        seed: 0,
-        step: 0,
-        dropout: 0.0,
-        adapter_dropout: 0.0,
-        activations,
-        recompute_blocks: 0,
-        loss_chunk_rows,
-        target_tokens: 1,
-        token_loss: TokenLoss::default(),
-    }
 }
