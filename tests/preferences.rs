@@ -64,6 +64,17 @@ fn dpo_learns_from_pairs_and_resumes_to_the_same_bits() {
         assert_eq!(figures(&evaluated, name).len(), evaluated.len());
     }
 
+    // `eval` compares as the run did.
+    let adapted = ["eval", "--model", "base/model", "--adapter", "whole/adapter", "--data", "valid.jsonl", "--json"];
+    let again = scene.run(&adapted).expect_code(0).json();
+    let last = &evaluated[evaluated.len() - 1];
+    for name in ["preference_loss", "rewards/margins", "rewards/accuracies", "loss"] {
+        let [got, expected] = [&again, last].map(|figures| figures[name].as_f64().expect("a number"));
+        assert!((got - expected).abs() < 1e-6, "{name}: {got}, not {expected}");
+    }
+    let one = scene.run(&[&adapted[..], &["--response-column", "chosen"]].concat()).expect_code(0).json();
+    assert!(one["preference_loss"].is_null() && one["loss"].is_number(), "{one:#}");
+
     let mut running =
         scene.start(&tune("pairs.jsonl", "killed", &[BY_DPO, &["--set", "checkpoint.every_steps=2"]].concat()));
     assert!(running.wait_for("step 4/6"));

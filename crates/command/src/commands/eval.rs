@@ -1,6 +1,6 @@
 //! `train_low_mem eval`: scores a model on rows.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use candle_core::DType;
 use dataloader::LoaderOptions;
@@ -15,7 +15,7 @@ use crate::cli::answer_flags::EvalArgs;
 use crate::cli::flag_values::Precision;
 use crate::config::keys::KEYS;
 use crate::config::unused::Circumstances;
-use crate::config::{Config, Origin, Values, paths};
+use crate::config::{self, Config, Origin, Values, paths};
 use crate::data::splits::Purpose;
 use crate::data::{row_data, unpacked};
 use crate::failure::{Failure, Outcome};
@@ -97,7 +97,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         generate_samples: flags.generate_samples,
         examples: flags.show.max(flags.show_wrong.unwrap_or(0)),
         wrong_examples: flags.show_wrong.is_some(),
-        preference: None,
+        preference: config.preference,
         loader,
         ..options::evaluation(&config, &opened, plan)
     };
@@ -144,9 +144,9 @@ fn share(counts: RowCounts) -> f64 {
     counts.answered as f64 / counts.evaluated.max(1) as f64
 }
 
-/// Takes the columns, lengths and metrics of the run that made the model, if the model is a run's: so its validation rows have the scores that
-/// they had in the run.
-fn apply_run(values: &mut Values, model: &Path, data: &[String]) -> Outcome<()> {
+/// Takes the columns, lengths and metrics of the first run that made one of these directories, if any: so its validation rows have the scores
+/// that they had in the run.
+fn apply_run<'a>(values: &mut Values, trained: impl Iterator<Item = &'a Path>, data: &[String]) -> Outcome<()> {
     const ALSO: [&str; 7] = [
         "data.objective",
         "data.max_source_tokens",
@@ -156,8 +156,8 @@ fn apply_run(values: &mut Values, model: &Path, data: &[String]) -> Outcome<()> 
         "train.bleu_tokenizer",
         "train.rouge_stemmer",
     ];
-    let resolved = [Some(model), model.parent()].into_iter().flatten().map(|root| root.join(RESOLVED));
-    let Some(path) = resolved.into_iter().find(|path| path.is_file()) else { return Ok(()) };
+    let mut resolved = trained.flat_map(|path| [Some(path), path.parent()]).flatten().map(|root| root.join(RESOLVED));
+    let Some(path) = resolved.find(|path| path.is_file()) else { return Ok(()) };
     let mut of_run = Values::defaults();
     // A config of another version may have keys that are no longer known.
     if setup::apply_file(&mut of_run, &path).is_err() {
@@ -173,11 +173,17 @@ fn apply_run(values: &mut Values, model: &Path, data: &[String]) -> Outcome<()> 
         directory.is_some() && directory == made
     };
     let has_columns = !data.iter().all(is_made);
-    for key in KEYS.iter().filter(|key| ALSO.contains(&key.name) || has_columns && is_column(key.name)) {
+    let is_wanted = |name: &str| ALSO.contains(&name) || is_of_preference(name) || has_columns && is_column(name);
+    for key in KEYS.iter().filter(|key| is_wanted(key.name)) {
         let value = of_run.setting(key.name).value.clone();
-        values.set(key.name, value, Origin::Run("the run of --model"))?;
+        values.set(key.name, value, Origin::Run("the run of the model"))?;
     }
     Ok(())
+}
+
+/// Whether a key belongs to rows with a chosen and a rejected answer.
+fn is_of_preference(name: &str) -> bool {
+    name.starts_with("preference.")
 }
 
 /// The flags as a config: the model's own tokenizer, and the data as training rows in file order.
@@ -185,7 +191,16 @@ fn config(flags: &EvalArgs, Adapted { directory, adapter }: &Adapted) -> Outcome
     let mut values = Values::defaults();
     match &flags.config {
         Some(path) => setup::apply_file(&mut values, path)?,
-        None => apply_run(&mut values, &flags.model, &flags.data)?,
+        None => {
+            // The run of the adapter is the later one.
+            let trained = adapter.iter().map(PathBuf::as_path).chain([flags.model.as_path()]);
+            apply_run(&mut values, trained, &flags.data)?;
+            let needs_adapter = config::preference::from_values(&values).is_some_and(|of| of.loss.has_reference());
+            // Rows whose columns are named have one answer, and a merged model has no reference.
+            if flags.columns.keys().next().is_some() || needs_adapter && adapter.is_none() {
+                KEYS.iter().filter(|key| is_of_preference(key.name)).try_for_each(|key| values.reset(key.name))?;
+            }
+        }
     }
     // The model's and the adapter's own settings apply, even if a run's config has others.
     let of_a_shape = ["model.config", "model.vocab_size", "model.overrides"];
