@@ -7,7 +7,19 @@ use crate::run::{Ran, Scene, repository, short};
 fn train(scene: &Scene, data: &str, more: &[&str]) -> Ran {
     let tokenizer = format!("data.tokenizer={}", repository().join("data/sample-tokenizer.json").display());
     let data = format!("data.train={data}");
-    let flags = ["--set", &data, "--set", "model.config=tiny", "--set", &tokenizer, "--max-steps", "2", "--output"];
+    let flags = [
+        "--set",
+        "train.dropout=0",
+        "--set",
+        &data,
+        "--set",
+        "model.config=tiny",
+        "--set",
+        &tokenizer,
+        "--max-steps",
+        "2",
+        "--output",
+    ];
     scene.run(&short(&[&flags[..], if more.is_empty() { &["run"] } else { more }].concat()))
 }
 
@@ -71,7 +83,7 @@ fn columns_without_a_known_meaning_are_refused_and_each_command_of_the_refusal_w
         ("Text.csv", rows("Text,Label\n", ","), ["text-to-text", ""]),
         ("enfr.csv", rows("en,fr\n", ","), ["text-to-text", "text-to-text"]),
         ("src.tsv", rows("src\ttgt\n", "\t"), ["text-to-text", "text-to-text"]),
-        ("pairs.jsonl", of_pairs, ["text-to-text", ""]),
+        ("pairs.jsonl", of_pairs, ["text-to-text", "preference"]),
         ("chats.jsonl", of_chats, ["span-corruption", ""]),
     ]
     .into_iter()

@@ -148,11 +148,25 @@ fn unfit(error: row_files::Error, config: &Config) -> Failure {
             let listed = row_files::listed(columns);
             Failure::unusable(error.to_string()).hint(format!("set `data.text_column` to one of: {listed}"))
         }
-        _ => Failure::from(error).hint(
-            "recognised by name: prompt and response, messages, instruction and output, question and answer; see docs/data.md",
-        ),
+        columns => {
+            let is_preference = PREFERENCE.iter().all(|name| columns.iter().any(|column| column == name));
+            let preference = is_preference && config.data.chosen.preference.is_none();
+            let failure = Failure::from(error).hint(
+                "recognised by name: prompt and response, messages, instruction and output, question and answer; see docs/data.md",
+            );
+            match preference {
+                true => failure.hint(
+                    "`chosen` is preferred to `rejected`: `--lora --set preference.loss=dpo`, or without an adapter \
+                     `--set preference.loss=orpo`",
+                ),
+                false => failure,
+            }
+        }
     }
 }
+
+/// The usual columns of rows with a chosen and a rejected answer.
+const PREFERENCE: [&str; 3] = ["prompt", "chosen", "rejected"];
 
 /// The first of some names, and the number of the others.
 fn listed(mut names: impl ExactSizeIterator<Item = String>) -> String {
