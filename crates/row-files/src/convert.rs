@@ -229,17 +229,11 @@ impl Conversion {
                 });
                 let texts = texts.and_then(|texts| {
                     let rejected = pairing.rejected(&row).map_err(|fault| rows.error(&row, fault))?;
-                    Ok((
-                        texts,
-                        rejected.map(|text| if settings.clean { clean(&text).into_owned() } else { text.into_owned() }),
-                    ))
-                });
-                let texts = texts.and_then(|(texts, rejected)| match settings.clean {
-                    true => match cleaned(texts, pairing, &mut counts) {
-                        Ok(texts) => Ok((texts, rejected)),
-                        Err(fault) => Err(rows.error(&row, fault)),
-                    },
-                    false => Ok((texts, rejected)),
+                    if !settings.clean {
+                        return Ok((texts, rejected));
+                    }
+                    let texts = cleaned(texts, pairing, &mut counts).map_err(|fault| rows.error(&row, fault))?;
+                    Ok((texts, rejected.map(|text| Cow::Owned(clean(&text).into_owned()))))
                 });
                 match texts {
                     Ok(([prompt, response], rejected)) => {
@@ -262,11 +256,17 @@ impl Conversion {
                         if !pairing.is_text() {
                             counts.labels.add(&response);
                         }
-                        counts.longest = counts
-                            .longest
-                            .max((prompt.len() + response.len() + rejected.as_ref().map_or(0, String::len)) as u64);
-                        let places = [prompt, response].map(|text| row.place_of(text));
-                        sink(part, row.take(places), rejected)?;
+                        let of_rejected = rejected.as_ref().map_or(0, |text| text.len());
+                        counts.longest = counts.longest.max((prompt.len() + response.len() + of_rejected) as u64);
+                        let [prompt, response] = [prompt, response].map(|text| row.place_of(text));
+                        let (pair, rejected) = match rejected.map(|text| row.place_of(text)) {
+                            None => (row.take([prompt, response]), None),
+                            Some(rejected) => {
+                                let [prompt, response, rejected] = row.take([prompt, response, rejected]);
+                                ([prompt, response], Some(rejected))
+                            }
+                        };
+                        sink(part, pair, rejected)?;
                     }
                     Err(error) if settings.bad_rows.is_error(&error.fault) => return Err(Error::Row(error)),
                     Err(error) => {

@@ -61,14 +61,15 @@ impl Row {
     }
 
     /// Takes texts out of the row: a long one is not copied. The rest of the row is dropped.
-    pub(crate) fn take(&mut self, [first, second]: [TextPlace; 2]) -> [String; 2] {
-        let second = match (&first, second) {
-            (TextPlace::Cell(first), TextPlace::Cell(second)) if *first == second => {
-                TextPlace::Made(self.cells[second].text().unwrap_or_default().to_owned())
+    pub(crate) fn take<const N: usize>(&mut self, mut places: [TextPlace; N]) -> [String; N] {
+        for number in 1..N {
+            let (before, after) = places.split_at_mut(number);
+            let TextPlace::Cell(cell) = after[0] else { continue };
+            if before.iter().any(|place| matches!(place, TextPlace::Cell(other) if *other == cell)) {
+                after[0] = TextPlace::Made(self.cells[cell].text().unwrap_or_default().to_owned());
             }
-            (_, second) => second,
-        };
-        let texts = [first, second].map(|place| match place {
+        }
+        let texts = places.map(|place| match place {
             TextPlace::Made(text) => text,
             TextPlace::Cell(index) => match std::mem::take(&mut self.cells[index]) {
                 Cell::Text(text) => text,

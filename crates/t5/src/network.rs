@@ -175,12 +175,7 @@ impl<T: Ops> Network<T> {
     /// Loss sum, without gradients, of the decoder's output (B, T, D).
     pub fn loss(&self, z: &T, labels: &[u32], chunk_rows: usize) -> Result<f64> {
         if self.head.adapter.is_some() {
-            let mut loss = 0.0;
-            for sample in 0..z.dims()[0] {
-                let logits = self.logits(&z.select(&[sample as u32])?)?;
-                loss += T::logit_cross_entropy(&logits, labels_of(labels, z, sample))?;
-            }
-            return Ok(loss);
+            return Ok(self.losses(z, labels, chunk_rows, &Noise::NONE)?.into_iter().sum());
         }
         let settings = self.cross_entropy(1.0, chunk_rows);
         T::linear_cross_entropy(&z.as_rows()?, &self.head.weight, labels, &settings)
@@ -216,6 +211,17 @@ impl<T: Ops> Network<T> {
             let scale = |sample: usize| weights.map_or(gradient_scale, |all| all.get(sample).copied().unwrap_or(1.0));
             return self.head_backward_by_sample(&z, labels, (&scale, cx), noise, grads);
         }
+        self.plain_head_backward(&z, labels, (gradient_scale, cx), grads)
+    }
+
+    /// As [`Network::head_backward`], for a head without an adapter and one scale of all gradients.
+    fn plain_head_backward(
+        &self,
+        z: &T,
+        labels: &[u32],
+        (gradient_scale, cx): (f64, &StepContext),
+        grads: &mut Gradients<T>,
+    ) -> Result<(LossSums, T)> {
         let settings =
             CrossEntropy { token_loss: cx.token_loss, ..self.cross_entropy(gradient_scale, cx.loss_chunk_rows) };
         let dw = grads.accumulator_or_empty(&self.head.weight)?;
@@ -240,17 +246,10 @@ impl<T: Ops> Network<T> {
         for sample in 0..samples {
             let (gradient_scale, labels) = (scale(sample), labels_of(labels, z, sample));
             if self.head.adapter.is_none() {
-                let settings = CrossEntropy {
-                    token_loss: cx.token_loss,
-                    ..self.cross_entropy(gradient_scale, cx.loss_chunk_rows)
-                };
-                let dw = grads.accumulator_or_empty(&self.head.weight)?;
-                let dw = dw.as_ref().map(|(dw, accumulate)| (dw, *accumulate));
-                let x = z.select(&[sample as u32])?.as_rows()?;
-                let (of_sample, dx) = T::linear_cross_entropy_backward(&x, &self.head.weight, labels, &settings, dw)?;
-                drop(x);
+                let z = z.select(&[sample as u32])?;
+                let (of_sample, dx) = self.plain_head_backward(&z, labels, (gradient_scale, cx), grads)?;
                 loss += of_sample;
-                dz.set_positions(&dx.shaped(&[1, length, width])?, sample * length)?;
+                dz.set_positions(&dx, sample * length)?;
                 continue;
             }
             // Dropout masks depend on the sample.

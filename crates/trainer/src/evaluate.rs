@@ -17,13 +17,14 @@
 //! # }
 //! ```
 
-use t5::{Answer, EvalContext, GenerateOptions, MicroBatch, T5, Watch};
+use t5::{Answer, EvalContext, GenerateOptions, T5, Watch};
 use text_metrics::labels::Labels;
 use text_metrics::{Metric, RowScores, Scores, Settings};
 
 use crate::error::{Error, Result};
-use crate::micro_batches;
 use crate::preference::{Pair, Preference};
+use crate::trainer::{Batch, gather};
+use crate::{micro_batches, pairs};
 
 /// Options of an evaluation.
 #[derive(Clone, Debug)]
@@ -280,10 +281,7 @@ impl Evaluation {
         samples: &[usize],
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<f64>> {
-        let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
-        let targets: Vec<&[u32]> = samples.iter().map(|&i| batch.targets[i].as_slice()).collect();
-        let indices: Vec<u32> = samples.iter().map(|&i| i as u32).collect();
-        let micro_batch = MicroBatch::new(&sources, &targets, &indices, model.config(), model.device())?;
+        let micro_batch = gather(&Batch { sources: batch.sources, targets: batch.targets }, samples, 0, model)?;
         Ok(model.loss_unless(&micro_batch, &self.options.context, interrupted)?)
     }
 
@@ -293,30 +291,22 @@ impl Evaluation {
         model: &T5,
         batch: &EvaluationBatch,
         (samples, preference): (&[usize], Preference),
-        pairs: &mut [Pair],
+        compared: &mut [Pair],
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<f64>> {
-        let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
-        let indices: Vec<u32> = samples.iter().map(|&i| i as u32).collect();
-        let mut sum = 0.0;
-        for (answer, answers) in [batch.targets, batch.rejected].into_iter().enumerate() {
-            let targets: Vec<&[u32]> = samples.iter().map(|&i| answers[i].as_slice()).collect();
-            let of_model = MicroBatch::new(&sources, &targets, &indices, model.config(), model.device())?;
-            let of_reference = preference.loss.has_reference().then(|| of_model.clone().without_adapter());
-            for (is_reference, micro_batch) in [(false, Some(of_model)), (true, of_reference)] {
-                let Some(micro_batch) = micro_batch else { continue };
-                let losses = model.losses_of_samples(&[micro_batch], &self.options.context, interrupted)?;
-                let Some(losses) = losses else { return Ok(None) };
-                for (&sample, loss) in samples.iter().zip(losses.into_iter().flatten()) {
-                    let pair = &mut pairs[sample];
-                    pair.tokens[answer] = answers[sample].len() as f64;
-                    let to = if is_reference { &mut pair.reference } else { &mut pair.policy };
-                    to[answer] = -loss;
-                    sum += if answer == 0 && !is_reference { loss } else { 0.0 };
+        for (answer, targets) in [batch.targets, batch.rejected].into_iter().enumerate() {
+            let of_model = gather(&Batch { sources: batch.sources, targets }, samples, 0, model)?;
+            let streams =
+                pairs::losses(model, (vec![of_model], false), &preference, &self.options.context, interrupted)?;
+            let Some(streams) = streams else { return Ok(None) };
+            for (stream, losses) in streams.into_iter().enumerate() {
+                for (&sample, loss) in samples.iter().zip(losses) {
+                    compared[sample].tokens[answer] = targets[sample].len() as f64;
+                    compared[sample].stream(stream)[answer] = -loss;
                 }
             }
         }
-        Ok(Some(sum))
+        Ok(Some(samples.iter().map(|&sample| -compared[sample].policy[0]).sum()))
     }
 
     fn add_answer(
@@ -410,7 +400,7 @@ impl Computed {
 #[cfg(test)]
 mod tests {
     use candle_core::DType;
-    use t5::Config;
+    use t5::{Config, MicroBatch};
 
     use super::*;
     use crate::test_device::device;

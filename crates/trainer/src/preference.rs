@@ -134,6 +134,11 @@ impl Pair {
         Self { policy: [a, b], reference: [c, d], tokens: [e, f] }
     }
 
+    /// The log-probabilities under the model (0) or under the reference (1).
+    pub(crate) fn stream(&mut self, stream: usize) -> &mut [f64; 2] {
+        if stream == 0 { &mut self.policy } else { &mut self.reference }
+    }
+
     /// Both answers' log-probabilities, less those of the reference.
     fn against_reference(&self) -> Compared {
         Compared { values: [0, 1].map(|i| self.policy[i] - self.reference[i]), scale: [1.0; 2] }

@@ -264,12 +264,12 @@ impl Trainer {
         self.model.repeat_micro_batches(plan.levers.repeats);
         // Without others, the pass may end here; with others, all end together.
         let stops = || self.parallel.is_none() && interrupted();
-        let preference = self.options.preference;
-        let of_pass =
-            preference.map(|of| self.weigh(&of, batch, (&cut, share.first_sample), plan, &stops)).transpose()?;
-        let weighed = match of_pass {
-            Some(None) => return Ok(StepOutcome::Interrupted),
-            weighed => weighed.flatten(),
+        let weighed = match &self.options.preference {
+            None => None,
+            Some(of) => match self.compare(of, batch, (&cut, share.first_sample), plan, &stops).transpose() {
+                None => return Ok(StepOutcome::Interrupted),
+                Some(mine) => Some(self.weigh(of, mine, share.first_sample)?),
+            },
         };
         match plan.levers.layer_major {
             // An interrupted step may have left part of a gradient.

@@ -149,18 +149,17 @@ fn unfit(error: row_files::Error, config: &Config) -> Failure {
             Failure::unusable(error.to_string()).hint(format!("set `data.text_column` to one of: {listed}"))
         }
         columns => {
-            let is_preference = PREFERENCE.iter().all(|name| columns.iter().any(|column| column == name));
-            let preference = is_preference && config.data.chosen.preference.is_none();
+            let has_both = PREFERENCE.iter().all(|name| columns.iter().any(|column| column == name));
             let failure = Failure::from(error).hint(
                 "recognised by name: prompt and response, messages, instruction and output, question and answer; see docs/data.md",
             );
-            match preference {
-                true => failure.hint(
-                    "`chosen` is preferred to `rejected`: `--lora --set preference.loss=dpo`, or without an adapter \
-                     `--set preference.loss=orpo`",
-                ),
-                false => failure,
+            if !has_both || config.data.chosen.preference.is_some() {
+                return failure;
             }
+            failure.hint(
+                "`chosen` is preferred to `rejected`: `--lora --set preference.loss=dpo`, or without an adapter \
+                 `--set preference.loss=orpo`",
+            )
         }
     }
 }
