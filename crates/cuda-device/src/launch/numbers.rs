@@ -1,4 +1,4 @@
-//! Numbers that kernels write, each to its place in a list on the card. Reading waits for the card, so many numbers are read at once.
+//! Numbers that kernels write into a list on the card. Reading waits for the card, so the list is read as a whole.
 
 use std::cell::RefCell;
 
