@@ -268,7 +268,7 @@ impl Trainer {
             None => None,
             Some(of) => match self.compare(of, batch, (&cut, share.first_sample), plan, &stops).transpose() {
                 None => return Ok(StepOutcome::Interrupted),
-                Some(mine) => Some(self.weigh(of, mine, share.first_sample)?),
+                Some(mine) => Some(self.weigh(of, mine.map_err(Error::before_any_change), share.first_sample)?),
             },
         };
         match plan.levers.layer_major {
