@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::encoding::Encoding;
-use crate::meaning::{Meaning, Unpaired};
+use crate::meaning::{Meaning, Unpaired, quoted};
 
 /// A file that cannot be read as rows, or not to its end.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +48,16 @@ pub enum Error {
         line: u64,
         /// The problem.
         reason: String,
+    },
+    /// An object holds a second list of rows.
+    #[error("{}:{line}: a second list of rows, `{list}`: expected one list in a file", path.display())]
+    Lists {
+        /// The file, as it was given.
+        path: PathBuf,
+        /// The line on which the second list begins, from 1.
+        line: u64,
+        /// Its name.
+        list: String,
     },
     /// The file has no columns for a prompt and a response.
     #[error("{}: no column `{missing}`", path.display())]
@@ -188,6 +198,15 @@ impl Error {
             ),
             Self::Compressed { .. } => Some("copy or download the file again".to_owned()),
             Self::Broken { .. } => Some("the file is damaged or was not written completely".to_owned()),
+            Self::Lists { path, list, .. } => Some(format!(
+                "write each list to a file of its own: `jq -c '.{list}[]' {} > {list}.jsonl`",
+                quoted(&path.to_string_lossy())
+            )),
+            Self::Columns { columns, path, .. } if columns.iter().any(|column| column == "paragraphs") => Some(format!(
+                "a row of SQuAD's own layout has many questions; a row for each: \
+                 `jq -c '.data[].paragraphs[] | .context as $c | .qas[] | {{context: $c, question, answer: (.answers[0].text // \"\")}}' {} > rows.jsonl`",
+                quoted(&path.to_string_lossy())
+            )),
             Self::Columns { columns, missing, .. } => Some(match (columns.as_slice(), joined(missing, columns)) {
                 ([], _) => "the file has no columns".to_owned(),
                 (_, Some(template)) => format!(

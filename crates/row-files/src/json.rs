@@ -9,6 +9,7 @@ use crate::columns::Column;
 use crate::error::{Error, LIST, OBJECT, RowFault};
 use crate::input::{Input, append};
 use crate::json_text::{self, Kind};
+use crate::kind;
 use crate::row::{Cell, Row, one_text};
 
 /// A longer row's buffer is released before the next row.
@@ -154,7 +155,10 @@ impl JsonRows {
                 (ArrayState::Rest, Some(b',')) if is_array => ArrayState::Next,
                 (ArrayState::First | ArrayState::Rest, Some(b']')) if is_array => ArrayState::End,
                 (ArrayState::End, None) => return Ok(None),
-                (ArrayState::End, Some(_)) if self.layout == Layout::Wrapped => return Ok(None),
+                (ArrayState::End, Some(_)) if self.layout == Layout::Wrapped => {
+                    self.refuse_more_lists()?;
+                    return Ok(None);
+                }
                 (_, None) if !is_array => return Ok(None),
                 (_, None) => return self.broken("the file ends before its JSON array does"),
                 (ArrayState::End, Some(_)) => {
@@ -203,6 +207,30 @@ impl JsonRows {
                 return Ok(());
             }
         }
+    }
+
+    /// Reads the object to its end, behind its list of rows. A second list of rows would be left out without a word.
+    fn refuse_more_lists(&mut self) -> Result<(), Error> {
+        while self.peek()? == Some(b',') {
+            self.input.consume(1);
+            self.buffer.clear();
+            if self.peek()? != Some(b'"') {
+                break;
+            }
+            self.copy_element()?;
+            let name: Option<String> = serde_json::from_slice(&self.buffer).ok();
+            let Some(name) = name.filter(|_| matches!(self.peek(), Ok(Some(b':')))) else { break };
+            self.input.consume(1);
+            if self.peek()? == Some(b'[') && kind::is_row_list(&name) {
+                return Err(Error::Lists { path: self.input.path().to_owned(), line: self.line, list: name });
+            }
+            self.buffer.clear();
+            if self.peek()?.is_some() {
+                self.copy_element()?;
+            }
+        }
+        self.buffer.clear();
+        Ok(())
     }
 
     /// Copies one JSON value, which begins here, up to the longest row; false if the value is longer.

@@ -108,7 +108,11 @@ impl Kind {
     pub fn in_words(&self) -> String {
         let mut words = self.form.name().to_owned();
         if let Form::Delimited(delimiter) = self.form {
-            words += if delimiter == b';' { " between `;`" } else { "" };
+            words += match delimiter {
+                b';' => " between `;`",
+                b'|' => " between `|`",
+                _ => "",
+            };
             words += match self.options.quoting {
                 Quoting::Auto => "",
                 Quoting::Quoted => " with quotes",
@@ -300,9 +304,9 @@ fn utf16(text: &[u8]) -> Option<&'static str> {
     little.or_else(|| all(|pair| pair[0] == 0 && pair[1] != 0).then_some("UTF-16BE"))
 }
 
-/// The most frequent delimiter of the first line: a comma, or the semicolon or tab of some spreadsheets.
+/// The most frequent delimiter of the first line: a comma, the semicolon or tab of some spreadsheets, or the bar of some databases.
 fn delimiter(text: &[u8]) -> u8 {
-    let mut counts = [(b',', 0_usize), (b';', 0), (b'\t', 0)];
+    let mut counts = [(b',', 0_usize), (b';', 0), (b'\t', 0), (b'|', 0)];
     let mut is_quoted = false;
     for &byte in text.iter().take_while(|byte| **byte != b'\n') {
         is_quoted ^= byte == b'"';
@@ -346,7 +350,15 @@ fn object(text: &[u8]) -> Layout {
 }
 
 /// Keys of an object that may hold a file's rows.
-const ROW_LISTS: [&str; 8] = ["data", "rows", "train", "examples", "samples", "records", "items", "instances"];
+#[rustfmt::skip]
+const ROW_LISTS: [&str; 14] = [
+    "data", "rows", "train", "training", "examples", "samples", "records", "items", "instances", "test", "validation", "valid", "val", "dev",
+];
+
+/// Whether a list under this key of an object holds rows.
+pub(crate) fn is_row_list(name: &str) -> bool {
+    ROW_LISTS.contains(&name)
+}
 
 /// Whether an object's first list holds objects, under one of these keys.
 fn wraps_rows(text: &[u8]) -> bool {

@@ -146,6 +146,7 @@ fn every_form_gives_the_same_rows_plain_and_compressed_whatever_its_name() {
     check("a.csv", format!("\u{feff}{}", CSV.replace("\nb", "\r\nb")), &TWO);
     check("a.csv", format!("\n{CSV}\n   \n\t\n"), &TWO);
     check("a.csv", CSV.replace("a,7,1", "a;7;1").replace("prompt,id,", "prompt;id;").replace(",,2", ";;2"), &TWO);
+    check("a.csv", CSV.replace("a,7,1", "a|7|1").replace("prompt,id,", "prompt|id|").replace(",,2", "||2"), &TWO);
     let tsv = CSV.replace("a,7,1", "a\t7\t1").replace("prompt,id,", "prompt\tid\t").replace(",,2", "\t\t2");
     let quoted = ReadOptions { quoting: Quoting::Quoted, ..ReadOptions::default() };
     let files = Files::new();
@@ -381,6 +382,20 @@ fn text_around_the_rows_that_is_broken_ends_the_reading() {
         &zstd::encode_all(LINES.repeat(100).as_bytes(), 3).unwrap()[..60],
         "the compressed data ends early",
     );
+}
+
+#[test]
+fn an_object_with_two_lists_of_rows_is_not_read_in_part() {
+    let list = format!("[{}]", LINES.trim().replace("\n\n", ","));
+    check("a.json", format!("{{\"validation\": {list}}}"), &TWO);
+    check("a.json", format!("{{\"data\": {list}, \"tags\": [\"a\", {{}}], \"info\": {{\"test\": [1]}}}}"), &TWO);
+    for (first, second) in [("train", "test"), ("test", "train"), ("data", "validation")] {
+        let text = format!("{{\"{first}\": {list},\n\"note\": \"[\", \"{second}\": {list}}}");
+        refused("a.json", &text, &format!("a.json:2: a second list of rows, `{second}`"));
+        refused("a.json", text, &format!("`jq -c '.{second}[]' "));
+    }
+    let squad = r#"{"version": "1.1", "data": [{"title": "x", "paragraphs": [{"context": "c", "qas": []}]}]}"#;
+    refused("a.json", squad, "SQuAD's own layout");
 }
 
 #[test]
