@@ -76,3 +76,44 @@ fn what_a_model_directory_says_about_its_tokenizer_is_kept() {
         assert_eq!(scene.read(&format!("{directory}/tokenizer_config.json")), theirs.as_bytes(), "{directory}");
     }
 }
+
+#[test]
+fn groups_of_parameters_have_a_line_and_stay_with_the_run() {
+    let scene = Scene::new();
+    let groups = |list: &str| format!("optimizer.groups={list}");
+    let train =
+        |list: &str, more: &[&str]| short(&[&["--set", "model.config=tiny", "--set", &groups(list)], more].concat());
+    let still = "[{ parameters = [\"encoder\"], learning_rate_factor = 0 }, { parameters = \"norms, biases\", weight_decay = 0 }]";
+    let ran = scene.run(&train(still, &[])).expect_code(0);
+    ran.expect_words(&["Groups", "encoder, learning rate x 0 (", "biases, weight decay 0"]);
+    scene.run(&short(&[
+        "--set",
+        "model.config=tiny",
+        "--epochs",
+        "1",
+        "--set",
+        "optimizer.learning_rate=0",
+        "--output",
+        "zero",
+    ]));
+    let moved = changed(&scene, "zero", "run");
+    assert!(!moved.is_empty() && !moved.iter().any(|name| name.starts_with("encoder.")), "{moved:?}");
+    let again = scene.run(&["--output", "run", "--keep-training", "--set", &groups("[]")]).expect_code(2);
+    assert!(again.err.contains("optimizer.groups was ["), "{}", again.err);
+    let refused = |list: &str, words: &[&str]| {
+        for command in [&[][..], &["plan"]] {
+            let arguments =
+                [command.iter().map(ToString::to_string).collect(), train(list, &["--output", "x"])].concat();
+            let ran = scene.run(&arguments).expect_code(2);
+            assert!(words.iter().all(|word| ran.err.contains(word)), "{}", ran.err);
+        }
+    };
+    refused(
+        "[{ parameters = [\"*LayrNorm*\"], weight_decay = 0 }]",
+        &["`*LayrNorm*` names no parameter", "hint: names with a similar part have layer_norm"],
+    );
+    refused(
+        "[{ parameters = \"*\", weight_decay = 0 }, { parameters = \"norms\", weight_decay = 1 }]",
+        &["group 2 (norms): no parameter"],
+    );
+}

@@ -25,7 +25,7 @@ pub fn rehearse(
     probe: &dyn Probe,
 ) -> Result<MemorySnapshot> {
     let smallest = smallest(model);
-    let options = TrainerOptions { freeze: Vec::new(), ..options.clone() };
+    let options = TrainerOptions { freeze: Vec::new(), groups: Vec::new(), ..options.clone() };
     let activations = options.precision.activations();
     let mut trainer = Trainer::new(T5::init(&smallest, 0, options.parameter_dtype(), device)?, options)?;
     let samples = samples();

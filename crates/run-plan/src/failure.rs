@@ -12,6 +12,8 @@ use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 
+use crate::near_names::near_names;
+
 /// The exit codes of the public interface. A script may branch on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -244,7 +246,11 @@ impl From<trainer::Error> for Failure {
             return failure;
         }
         let exit = match &error {
-            E::InvalidOption { .. } | E::UnknownFreezeItem { .. } | E::NothingToTrain => Exit::Usage,
+            E::InvalidOption { .. }
+            | E::UnknownFreezeItem { .. }
+            | E::NothingToTrain
+            | E::UnknownGroupItem { .. }
+            | E::EmptyGroup { .. } => Exit::Usage,
             E::Diverged { .. } => Exit::Diverged,
             E::Checkpoint { .. }
             | E::NoValidCheckpoint { .. }
@@ -258,9 +264,16 @@ impl From<trainer::Error> for Failure {
         match error {
             E::Model(error) => error.into(),
             E::Files(error) => error.into(),
-            error => Self::new(exit, error.to_string()).with_hint(hint),
+            error => Self::new(exit, error.to_string()).with_hint(meant(&error)).with_hint(hint),
         }
     }
+}
+
+/// The names that an item of a group may have meant.
+fn meant(error: &trainer::Error) -> Option<String> {
+    let trainer::Error::UnknownGroupItem { item, known, .. } = error else { return None };
+    let near = near_names(item, known);
+    (!near.is_empty()).then(|| format!("names with a similar part have {}", near.join(", ")))
 }
 
 impl From<durable_files::Error> for Failure {

@@ -17,6 +17,7 @@ pub mod explanation;
 pub mod failure;
 pub mod job;
 pub mod model;
+mod near_names;
 pub mod options;
 pub mod pace;
 pub mod priced;

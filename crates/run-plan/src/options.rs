@@ -23,6 +23,7 @@ pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) ->
         label_smoothing: config.train.label_smoothing,
         preference: config.preference,
         optimizer: config.optimizer.options,
+        groups: config.optimizer.groups.clone(),
         schedule: schedule(config, total_steps),
         total_steps,
         max_non_finite: u32::try_from(config.train.max_non_finite_steps).unwrap_or(u32::MAX),

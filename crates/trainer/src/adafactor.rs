@@ -68,14 +68,14 @@ impl AdafactorOptions {
     fn updates<'a>(&self, changes: &'a [Changed<'a>], second: &'a [SecondMoment], at: At) -> Vec<AdafactorUpdate<'a>> {
         let update = |(changed, second): (&'a Changed<'a>, &'a SecondMoment)| {
             let hyper = AdafactorHyper {
-                learning_rate: at.learning_rate,
+                learning_rate: changed.rate(&at),
                 beta2: 1.0 - ((at.updates + 1) as f64).powf(self.decay_rate),
                 eps1: self.eps1,
                 eps2: self.eps2,
                 clip_threshold: self.clip_threshold,
                 scale_parameter: self.scale_parameter,
                 beta1: self.beta1,
-                weight_decay: self.weight_decay,
+                weight_decay: changed.decay(self.weight_decay),
                 gradient_scale: at.gradient_scale,
                 rounding: changed.rounding,
             };

@@ -47,11 +47,11 @@ impl AdamwOptions {
             first: &changed.state[0],
             second: &changed.state[1],
             hyper: AdamwHyper {
-                learning_rate: at.learning_rate,
+                learning_rate: changed.rate(&at),
                 beta1: self.beta1,
                 beta2: self.beta2,
                 eps: self.eps,
-                weight_decay: self.weight_decay,
+                weight_decay: changed.decay(self.weight_decay),
                 step_scale: changed.step_scale,
                 update: at.updates + 1,
                 gradient_scale: at.gradient_scale,

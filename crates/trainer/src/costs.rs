@@ -12,6 +12,7 @@ use crate::between_cards;
 use crate::error::Result;
 use crate::files;
 use crate::freeze;
+use crate::groups;
 use crate::optimizer::state_dtype;
 use crate::options::TrainerOptions;
 use crate::parallel::owners;
@@ -24,16 +25,29 @@ const DESCRIBED_BYTES: u64 = 2 << 10;
 /// Bytes of the run's own state as values of JSON: an estimate.
 const STATE_BYTES: u64 = 256 << 10;
 
+/// All parameters: whether each trains, and the number of its group.
+struct Named {
+    specs: Vec<ParameterSpec>,
+    trainable: Vec<bool>,
+    groups: Vec<Option<usize>>,
+}
+
+fn named(config: &Config, options: &TrainerOptions) -> Result<Named> {
+    let specs = ParameterSpec::all(config);
+    let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+    let trainable = freeze::trainable(names.iter().copied(), &options.freeze, config.lora.as_ref())?;
+    let groups = groups::group_of_each(&names, &trainable, &options.groups)?;
+    Ok(Named { specs, trainable, groups })
+}
+
 /// The bytes of the optimizer's state, which exists from [`crate::Trainer::new`] on: a pure function of configuration and options.
 ///
 /// `parameters` is the dtype of the model's parameters.
 ///
 /// # Errors
-/// An unknown item in `freeze`, or everything frozen.
+/// An unknown item in `freeze`, or everything frozen; an unknown item in a group, or a group without a trained parameter.
 pub fn optimizer_state(config: &Config, options: &TrainerOptions, parameters: DType) -> Result<CostRow> {
-    let specs = ParameterSpec::all(config);
-    let trainable =
-        freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
+    let Named { specs, trainable, .. } = named(config, options)?;
     let elements: u64 = specs
         .iter()
         .zip(trainable)
@@ -77,9 +91,7 @@ pub fn sharded_optimizer(
     options: &TrainerOptions,
     processes: usize,
 ) -> Result<Vec<(ParameterSpec, usize)>> {
-    let specs = ParameterSpec::all(config);
-    let trainable =
-        freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
+    let Named { specs, trainable, .. } = named(config, options)?;
     let elements = specs.iter().zip(&trainable).map(|(spec, trains)| if *trains { spec.elements() } else { 0 });
     let owners = owners(&elements.collect::<Vec<_>>(), processes);
     let dealt = specs.into_iter().zip(owners).zip(trainable);
@@ -141,9 +153,7 @@ pub fn optimizer_state_on_disk(
         return Ok(None);
     }
     let tensors = options.optimizer.rule().state(&[1]).len() as u64;
-    let specs = ParameterSpec::all(config);
-    let trainable =
-        freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
+    let Named { specs, trainable, .. } = named(config, options)?;
     let width = state_dtype(parameters).size_in_bytes();
     let trained = specs.iter().zip(trainable).filter(|(_, trains)| *trains).map(|(spec, _)| spec);
     let bytes = |spec: &&ParameterSpec| spec.elements() * width as u64;
@@ -161,12 +171,23 @@ pub fn optimizer_state_on_disk(
 /// The number of elements of the parameters that train.
 ///
 /// # Errors
-/// An unknown item in `freeze`, or everything frozen.
+/// As [`optimizer_state`].
 pub fn trained_elements(config: &Config, options: &TrainerOptions) -> Result<u64> {
-    let specs = ParameterSpec::all(config);
-    let trainable =
-        freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
+    let Named { specs, trainable, .. } = named(config, options)?;
     Ok(specs.iter().zip(trainable).filter(|(_, trains)| *trains).map(|(spec, _)| spec.elements()).sum())
+}
+
+/// The number of trained elements of each group of parameters.
+///
+/// # Errors
+/// As [`optimizer_state`].
+pub fn elements_of_groups(config: &Config, options: &TrainerOptions) -> Result<Vec<u64>> {
+    let Named { specs, groups, .. } = named(config, options)?;
+    let mut elements = vec![0; options.groups.len()];
+    for (spec, group) in specs.iter().zip(groups) {
+        group.into_iter().for_each(|group| elements[group] += spec.elements());
+    }
+    Ok(elements)
 }
 
 /// The needs of an update of these parameters together on a device: to measure their gradients, and to apply them.
@@ -207,9 +228,7 @@ pub struct SavedFrom {
 /// # Errors
 /// As [`optimizer_state`].
 pub fn saving(config: &Config, options: &TrainerOptions, parameters: DType, from: SavedFrom) -> Result<CostRow> {
-    let specs = ParameterSpec::all(config);
-    let trainable =
-        freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
+    let Named { specs, trainable, .. } = named(config, options)?;
     let is_saved = |spec: &&ParameterSpec| config.lora.as_ref().is_none_or(|lora| lora.trains(&spec.name));
     let weights = specs.iter().filter(is_saved).map(|spec| {
         let dtype = spec.dtype(parameters);

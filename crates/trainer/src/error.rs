@@ -30,6 +30,24 @@ pub enum Error {
         /// The parts that this model has.
         known: Vec<String>,
     },
+    /// An item of a group of parameters is neither a part nor a prefix or glob of any parameter's name.
+    #[error("`optimizer.groups`: group {group}: `{item}` names no parameter")]
+    UnknownGroupItem {
+        /// The number of the group, from 1.
+        group: usize,
+        /// The item.
+        item: String,
+        /// The components of the model's names, in their order.
+        known: Vec<String>,
+    },
+    /// No trained parameter belongs to a group.
+    #[error("`optimizer.groups`: group {group} ({parameters}): no parameter that trains belongs to it")]
+    EmptyGroup {
+        /// The number of the group, from 1.
+        group: usize,
+        /// Its items.
+        parameters: String,
+    },
     /// Another process has ended.
     #[error(transparent)]
     Processes(#[from] collective::Error),
@@ -133,6 +151,12 @@ impl Error {
             Error::Files(error) => return error.hint(),
             Error::UnknownFreezeItem { .. } => {
                 "use a part (`encoder`, `shared`), a block (`decoder.block.0`) or a glob (`*.layer_norm.weight`)"
+            }
+            Error::UnknownGroupItem { .. } => {
+                "use a part, a glob (`*.q.weight`), or one of the words `norms` and `biases`"
+            }
+            Error::EmptyGroup { .. } => {
+                "the first group that names a parameter has it; frozen parameters belong to none"
             }
             Error::NothingToTrain => "remove at least one part from `train.freeze`",
             Error::Diverged { .. } => "lower `optimizer.learning_rate` or raise `schedule.warmup_steps`",

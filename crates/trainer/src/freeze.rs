@@ -44,7 +44,7 @@ fn parts<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
     parts
 }
 
-fn item_matches(item: &str, name: &str) -> bool {
+pub(crate) fn item_matches(item: &str, name: &str) -> bool {
     if item.contains(['*', '?']) {
         return glob_matches(item.as_bytes(), name.as_bytes());
     }

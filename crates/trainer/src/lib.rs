@@ -20,6 +20,7 @@ pub mod evaluate;
 mod file_digests;
 mod files;
 pub mod freeze;
+pub mod groups;
 pub mod lion;
 pub mod micro_batches;
 pub mod optimizer;

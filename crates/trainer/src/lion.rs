@@ -57,10 +57,10 @@ impl Rule for LionOptions {
     fn update(&self, changes: &[Changed], at: At) -> Result<()> {
         for changed in changes {
             let hyper = LionHyper {
-                learning_rate: at.learning_rate,
+                learning_rate: changed.rate(&at),
                 beta1: self.beta1,
                 beta2: self.beta2,
-                weight_decay: self.weight_decay,
+                weight_decay: changed.decay(self.weight_decay),
                 gradient_scale: at.gradient_scale,
                 rounding: changed.rounding,
                 first_row: changed.first_row,

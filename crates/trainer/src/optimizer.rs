@@ -17,6 +17,7 @@ use t5_ops::{ReadyUpdates, Rounding, SquareSums};
 use crate::adafactor::AdafactorOptions;
 use crate::adamw::AdamwOptions;
 use crate::error::Result;
+use crate::groups::OfParameter;
 use crate::lion::LionOptions;
 use crate::parallel::Parallel;
 use crate::rule::{At, Changed, Rule, StateShape};
@@ -134,6 +135,7 @@ pub(crate) struct Change<'a> {
 struct State {
     /// The key of the parameter's name: the rounding noise of every parameter differs.
     key: u64,
+    of_group: OfParameter,
     names: Vec<&'static str>,
     tensors: Vec<Tensor>,
 }
@@ -161,6 +163,12 @@ impl Optimizer {
     /// name and the element, so it is the same for every plan and number of threads.
     pub fn round_stochastically(&mut self, seed: u64) {
         self.rounding_seed = Some(seed);
+    }
+
+    /// Sets the numbers of each parameter's group, in the parameters' order.
+    pub(crate) fn set_groups(&mut self, of_each: Vec<OfParameter>) {
+        let states = self.states.iter_mut().zip(of_each);
+        states.for_each(|(state, of_group)| state.iter_mut().for_each(|state| state.of_group = of_group));
     }
 
     /// Moves state by element into a file, or to the parameters' device, one by one. Does nothing where it is there already.
@@ -263,15 +271,16 @@ impl Optimizer {
     /// The changes of parameters that train, with their state.
     fn changed<'a>(&'a self, changes: &[Change<'a>]) -> Vec<Changed<'a>> {
         let changed = |&Change { index, values, gradient, sums }: &Change<'a>| {
-            let State { key, tensors: state, .. } = self.states[index].as_ref()?;
+            let &State { key, of_group, tensors: ref state, .. } = self.states[index].as_ref()?;
             Some(Changed {
                 values,
                 gradient,
                 sums,
                 state,
-                rounding: self.rounding(*key),
+                rounding: self.rounding(key),
                 first_row: 0,
                 step_scale: 1.0,
+                of_group,
             })
         };
         changes.iter().filter_map(changed).collect()
@@ -365,7 +374,7 @@ impl State {
         let (names, shapes): (Vec<_>, Vec<_>) = rule.state(parameter.tensor.dims()).into_iter().unzip();
         let zeros = |shape: Vec<usize>| Tensor::zeros(shape, state_dtype(parameter.tensor.dtype()), device);
         let tensors = shapes.into_iter().map(zeros).collect::<candle_core::Result<_>>()?;
-        Ok(State { key: keys::of_name(&parameter.name), names, tensors })
+        Ok(State { key: keys::of_name(&parameter.name), of_group: OfParameter::default(), names, tensors })
     }
 
     fn named(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {

@@ -5,8 +5,10 @@ use serde::{Deserialize, Serialize};
 use t5_ops::TokenLoss;
 
 use crate::error::{Error, Result};
+use crate::groups::Group;
 use crate::optimizer::OptimizerOptions;
 use crate::preference::Preference;
+use crate::rule::check_from_zero;
 use crate::schedule::Schedule;
 
 /// The dtype of activations. Optimizer state stays in f32; so do gradients and weights, unless [`GradientPrecision`] or
@@ -101,6 +103,9 @@ pub struct TrainerOptions {
     /// The optimizer. Checkpoints of earlier versions knew Adafactor alone.
     #[serde(alias = "adafactor")]
     pub optimizer: OptimizerOptions,
+    /// Parameters with a learning rate and a weight decay of their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<Group>,
     /// The learning rate's curve.
     pub schedule: Schedule,
     /// The number of optimizer steps after which the schedule ends.
@@ -123,6 +128,7 @@ impl Default for TrainerOptions {
             label_smoothing: 0.0,
             preference: None,
             optimizer: OptimizerOptions::default(),
+            groups: Vec::new(),
             schedule: Schedule::CONSTANT,
             total_steps: 1,
             max_non_finite: 10,
@@ -176,6 +182,7 @@ impl TrainerOptions {
             return Err(Error::invalid_option("train.label_smoothing", expected, self.label_smoothing));
         }
         self.validate_preference()?;
+        self.groups.iter().try_for_each(validate_group)?;
         if self.master_weights != MasterWeights::F32 && self.precision != Precision::Bf16 {
             let expected = "`f32` unless `train.precision` is `bf16`";
             return Err(Error::invalid_option("train.master_weights", expected, self.master_weights.name()));
@@ -215,6 +222,13 @@ impl TrainerOptions {
     }
 }
 
+fn validate_group(group: &Group) -> Result<()> {
+    check_from_zero(&[
+        ("optimizer.groups: learning_rate_factor", group.learning_rate_factor),
+        ("optimizer.groups: weight_decay", group.weight_decay.unwrap_or(0.0)),
+    ])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -240,6 +254,11 @@ mod tests {
         check(&|o| o.schedule.warmup_steps = Some(10), "got constant after 10 steps of warm-up");
         let no_warmup = Schedule { warmup_steps: Some(0), ..Schedule::CONSTANT };
         TrainerOptions { schedule: no_warmup, ..TrainerOptions::default() }.validate().expect("no warm-up at all");
+        let group = |learning_rate_factor, decay| {
+            vec![Group { parameters: vec!["*".into()], learning_rate_factor, weight_decay: Some(decay) }]
+        };
+        check(&|o| o.groups = group(-1.0, 0.0), "optimizer.groups");
+        check(&|o| o.groups = group(1.0, f64::NAN), "optimizer.groups");
         let no_rate = AdafactorOptions { relative_step: false, ..AdafactorOptions::default() };
         check(&|o| o.optimizer = no_rate.into(), "optimizer.learning_rate");
     }

@@ -4,6 +4,7 @@ use candle_core::{DType, Tensor};
 use t5_ops::{Needs, ReadyUpdates, Rounding, SquareSums};
 
 use crate::error::{Error, Result};
+use crate::groups::OfParameter;
 
 /// The name and the shape of a tensor of a parameter's state.
 pub(crate) type StateShape = (&'static str, Vec<usize>);
@@ -33,6 +34,20 @@ pub(crate) struct Changed<'a> {
     pub first_row: usize,
     /// See [`Rule::least_step_scale`]; 1 otherwise.
     pub step_scale: f64,
+    /// The numbers of the parameter's group.
+    pub of_group: OfParameter,
+}
+
+impl Changed<'_> {
+    /// The learning rate of this parameter in a step at this rate.
+    pub fn rate(&self, at: &At) -> f64 {
+        at.learning_rate * self.of_group.learning_rate_factor
+    }
+
+    /// The weight decay of this parameter, where the optimizer's is `usual`.
+    pub fn decay(&self, usual: f64) -> f64 {
+        self.of_group.weight_decay.unwrap_or(usual)
+    }
 }
 
 /// What one optimizer is.

@@ -41,7 +41,7 @@ use crate::parallel::{Parallel, Sharding, Share};
 use crate::state::TrainerState;
 use crate::stats::{Score, StepOutcome, StepStats};
 use crate::update::{Update, Verdict};
-use crate::{freeze, micro_batches, state};
+use crate::{freeze, groups, micro_batches, state};
 
 /// An optimizer batch as token ids, EOS included; `sources[i]` goes with `targets[i]`.
 #[derive(Clone, Copy, Debug)]
@@ -89,9 +89,10 @@ impl Trainer {
     /// Invalid options; an unknown item in `freeze`; a failed allocation of the optimizer's state.
     pub fn new(model: T5, options: TrainerOptions) -> Result<Self> {
         options.validate()?;
-        let names = model.parameters().iter().map(|parameter| parameter.name.as_str());
-        let trainable = freeze::trainable(names, &options.freeze, model.config().lora.as_ref())?;
+        let names: Vec<&str> = model.parameters().iter().map(|parameter| parameter.name.as_str()).collect();
+        let trainable = freeze::trainable(names.iter().copied(), &options.freeze, model.config().lora.as_ref())?;
         let mut optimizer = Optimizer::new(options.optimizer, model.parameters(), &trainable)?;
+        optimizer.set_groups(groups::of_each(&names, &trainable, &options.groups)?);
         if options.master_weights == MasterWeights::StochasticRounding {
             optimizer.round_stochastically(options.seed);
         }

@@ -32,6 +32,9 @@ pub fn identity(config: &Config, opened: &Opened, sources: &Sources) -> Value {
     if config.optimizer.row.name != "adafactor" {
         identity["model"]["optimizer.name"] = json!(config.optimizer.row.name);
     }
+    if !config.optimizer.groups.is_empty() {
+        identity["model"]["optimizer.groups"] = json!(config.optimizer.groups);
+    }
     if let Some(preference) = &config.preference {
         identity["model"]["preference.loss"] = json!(preference.loss.name());
     }

@@ -5,6 +5,7 @@ use memory_policy::{counted, labelled, plural};
 use t5::{Lora, Targets};
 use trainer::TrainerOptions;
 use trainer::checkpoint::Found;
+use trainer::groups::Group;
 use trainer::schedule::{Schedule, ScheduleKind};
 
 use crate::config::Config;
@@ -25,6 +26,7 @@ pub fn text(config: &Config, opened: &Opened, options: &TrainerOptions, done: u6
         Some(("Data", data(config, opened))),
         opened.reading.texts_in_words().map(|words| ("Texts", words)),
         Some(("Recipe", recipe(config, options, total))),
+        groups(opened, options)?.map(|words| ("Groups", words)),
         Some(("Length", length(config, opened, done, total))),
         Some(("Device", device(&Kernels::of_this_process(&opened.device), opened.why_device.as_deref()))),
         Some(("Output", config.run.output_dir.display().to_string())),
@@ -186,6 +188,14 @@ fn recipe(config: &Config, options: &TrainerOptions, total: u64) -> String {
         options.dropout,
         if train.bf16 { "bf16" } else { "f32" },
     )
+}
+
+/// The groups of parameters with numbers of their own, each with the elements that it has.
+fn groups(opened: &Opened, options: &TrainerOptions) -> Outcome<Option<String>> {
+    let elements = trainer::costs::elements_of_groups(&opened.model, options)?;
+    let words = |(group, elements): (&Group, u64)| format!("{group} ({})", plural(elements, "parameter"));
+    let all: Vec<String> = options.groups.iter().zip(elements).map(words).collect();
+    Ok((!all.is_empty()).then(|| all.join("; ")))
 }
 
 /// The steps of the run, and the limit that ends it.

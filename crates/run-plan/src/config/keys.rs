@@ -35,6 +35,8 @@ pub enum Kind {
     Size(i64),
     /// A table that is passed on unchanged.
     Table,
+    /// A list of tables, whose fields the owner of the key checks.
+    Tables,
 }
 
 /// One key.
@@ -84,7 +86,7 @@ pub const MEASURES: [&str; 11] = [
     "macro_f1",
 ];
 
-use Kind::{Integer, Metrics, Name, Number, OneOf, Parts, Paths, Size, Switch, Table, Text, Words};
+use Kind::{Integer, Metrics, Name, Number, OneOf, Parts, Paths, Size, Switch, Table, Tables, Text, Words};
 
 /// Every key, in the order of `resolved.toml`. Pins of levers come from the planner's table.
 pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
@@ -202,6 +204,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("optimizer.beta2", Number(0.0, 0.9999999), AUTO, "\"auto\"", "AdamW: decay of the second moment, auto: 0.999; Lion: decay of its moment, auto: 0.99"),
     key("optimizer.eps", Number(0.0, 1.0), AUTO, "\"auto\"", "AdamW: added to the root of the second moment; auto: 1e-8"),
     key("optimizer.weight_decay", Number(0.0, 1.0), AUTO, "\"auto\"", "decoupled weight decay; auto: 0, and 0.01 for AdamW as in torch"),
+    key("optimizer.groups", Tables, &[], "[]", "parameters with a learning_rate_factor or a weight_decay of their own, such as [{ parameters = [\"norms\", \"biases\"], weight_decay = 0 }]; the first group that names a parameter has it"),
 
     key("schedule.name", OneOf(&["constant", "one-cycle", "linear", "cosine", "inverse-sqrt"]), &[], "\"constant\"", "learning rate schedule"),
     key("schedule.warmup_steps", Integer(0, MANY), AUTO, "\"auto\"", "warm-up steps; auto: 0, or 30 % of the steps for one-cycle"),
@@ -308,6 +311,7 @@ impl Key {
             Parts => "a list of parts, blocks or globs of parameter names".to_string(),
             Size(_) => "a size such as \"512MiB\" or \"4GiB\"".to_string(),
             Table => "a table".to_string(),
+            Tables => "a list of tables".to_string(),
         };
         if self.words.is_empty() { value } else { format!("{value}, or {}", quoted(self.words)) }
     }

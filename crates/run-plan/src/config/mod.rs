@@ -16,6 +16,7 @@ mod batch_size;
 mod data;
 pub mod evaluating;
 pub mod generation;
+pub mod groups;
 pub mod keys;
 pub mod lora;
 mod memory;

@@ -5,8 +5,10 @@
 use trainer::OptimizerOptions;
 use trainer::adafactor::AdafactorOptions;
 use trainer::adamw::AdamwOptions;
+use trainer::groups::Group;
 use trainer::lion::LionOptions;
 
+use super::groups;
 use super::keys;
 use super::values::Values;
 use crate::failure::{Failure, Outcome};
@@ -120,6 +122,8 @@ pub struct Optimizer {
     pub scale_parameter: bool,
     /// All options.
     pub options: OptimizerOptions,
+    /// Parameters with numbers of their own.
+    pub groups: Vec<Group>,
 }
 
 impl Optimizer {
@@ -152,6 +156,7 @@ impl Optimizer {
             beta1: values.number("optimizer.beta1"),
             scale_parameter: values.switch("optimizer.scale_parameter"),
             options,
+            groups: groups::from_values(values)?,
         })
     }
 }

@@ -193,6 +193,12 @@ impl Values {
         Some(items.iter().filter_map(Value::as_str).map(str::to_string).collect())
     }
 
+    /// A list of tables.
+    pub fn tables(&self, name: &str) -> Vec<toml::Table> {
+        let items = self.setting(name).value.as_array().map(Vec::as_slice).unwrap_or_default();
+        items.iter().filter_map(Value::as_table).cloned().collect()
+    }
+
     /// A table.
     pub fn table(&self, name: &str) -> toml::Table {
         self.setting(name).value.as_table().cloned().unwrap_or_default()
@@ -257,6 +263,7 @@ fn check(key: &Key, value: Value) -> Result<Value, String> {
             Ok(value)
         }
         (Kind::Parts, Value::Array(items)) if items.iter().all(Value::is_str) => Ok(value),
+        (Kind::Tables, Value::Array(items)) if items.iter().all(Value::is_table) => Ok(value),
         (Kind::Size(least), Value::Integer(bytes)) if *bytes >= least => Ok(Value::String(format!("{bytes}"))),
         (Kind::Size(_), Value::String(text)) if parse_size(text).is_some() => Ok(value),
         _ => Err(got(&value)),
