@@ -2,7 +2,7 @@
 //!
 //! * One static program for each target of this toolchain: stripped, checked for its size, and run in an empty directory tree,
 //!   as a `FROM scratch` image runs it. A program for another processor runs under QEMU there.
-//! * A wheel with the program inside (`maturin`), installed into a new environment and run from there.
+//! * A wheel with the program and the Python package inside (`maturin`), installed into a new environment. The package's tests run there.
 //! * An image (`packaging/Dockerfile`), with the first of docker, podman and buildah that works.
 //! * Beside each program: the notices of other packages in it, which are in the wheel and the image too, and a bill of materials.
 //! * The planner for a browser, in one file (`cargo xtask page`).
@@ -48,6 +48,9 @@ const IMAGE: &str = "train_low_mem";
 
 /// The notices of other packages, in the wheel and the image.
 const NOTICES: &str = "THIRD-PARTY-NOTICES.txt";
+
+/// The Python package, below `python`.
+const PACKAGE: &str = "low_mem_t5";
 
 /// The digests of all files.
 const SUMS: &str = "SHA256SUMS";
@@ -274,16 +277,31 @@ impl Release<'_> {
         if said != expected {
             return Err(format!("the wheel's program says `{}`, expected `{}`", said.trim(), expected.trim()));
         }
-        println!("wheel: {} installs and runs", wheel.display());
+        // The package of the environment, which finds the environment's program.
+        let mut tests = Command::new(environment.join("bin/python"));
+        tests.args(["-m", "unittest", "discover", "--start-directory"]).arg(self.root.join("python/tests"));
+        done(tests.current_dir(&environment).env_remove("PYTHONPATH").env_remove("LOW_MEM_T5_PROGRAM"))?;
+        println!("wheel: {} installs, and its program and package run", wheel.display());
         Ok(())
     }
 
-    /// A folder with packaging/pyproject.toml and the licences that it names. They are not all in one folder of the tree.
+    /// A folder with packaging/pyproject.toml, the Python package and the licences. They are not all in one folder of the tree, and maturin
+    /// leaves out a package that is elsewhere.
     fn wheel_source(&self, notices: &Path) -> Result<PathBuf, String> {
         let source = self.directory.join("wheel-source");
-        fs::create_dir_all(&source).map_err(|error| format!("{}: {error}", source.display()))?;
+        let _ = fs::remove_dir_all(&source);
+        fs::create_dir_all(source.join(PACKAGE)).map_err(|error| format!("{}: {error}", source.display()))?;
         let named = |name: &str| (self.root.join(name), source.join(name));
-        let copies = [named("LICENSE-APACHE"), named("LICENSE-MIT"), (notices.to_owned(), source.join(NOTICES))];
+        let mut copies =
+            vec![named("LICENSE-APACHE"), named("LICENSE-MIT"), (notices.to_owned(), source.join(NOTICES))];
+        let package = self.root.join("python").join(PACKAGE);
+        for entry in fs::read_dir(&package).map_err(|error| format!("{}: {error}", package.display()))? {
+            let path = entry.map_err(|error| format!("{}: {error}", package.display()))?.path();
+            let name = path.file_name().unwrap_or_default();
+            if path.is_file() {
+                copies.push((path.clone(), source.join(PACKAGE).join(name)));
+            }
+        }
         for (from, to) in copies {
             fs::copy(&from, to).map_err(|error| format!("{}: {error}", from.display()))?;
         }
