@@ -1,0 +1,141 @@
+//! Losses, optimizers, groups and schedules beside torch in f64: fifty steps of each case of `scripts/golden_cases/recipes.py`, alone and
+//! together, with adapters and without.
+
+#[path = "../../cuda-device/tests/support/device.rs"]
+mod device;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use candle_core::DType;
+use serde_json::Value;
+use t5::T5;
+use t5::peft::AdapterDirectory;
+use trainer::adamw::AdamwOptions;
+use trainer::groups::Group;
+use trainer::lion::LionOptions;
+use trainer::preference::{Preference, PreferenceLoss};
+use trainer::schedule::{Schedule, ScheduleKind};
+use trainer::{Batch, LayerMajor, Levers, OptimizerOptions, Precision, StepOutcome, StepPlan, Trainer, TrainerOptions};
+
+use self::device::device;
+
+const STEPS: u64 = 50;
+const RATE: f64 = 2e-3;
+
+fn goldens(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn ids(value: &Value) -> Vec<Vec<u32>> {
+    let list = |ids: &Value| ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+    value.as_array().unwrap().iter().map(list).collect()
+}
+
+fn model(base: &Value, adapter: &Value) -> T5 {
+    let adapters = goldens("../t5/tests/goldens/adapters");
+    let model = T5::load(&adapters.join("bases").join(base.as_str().unwrap()), DType::F64, &device()).unwrap();
+    let Some(adapter) = adapter.as_str() else { return model };
+    let adapter = AdapterDirectory::open(&adapters.join(adapter), model.config()).unwrap();
+    let lora = adapter.lora(model.config());
+    let model = model.with_adapter(lora, 1).unwrap();
+    adapter.fill(model.parameters()).unwrap();
+    model
+}
+
+/// The options that a case's keys mean.
+fn options(case: &Value) -> TrainerOptions {
+    let number = |key: &str| case["recipe"][key].as_f64();
+    let learning_rate = number("optimizer.learning_rate").unwrap_or(RATE);
+    let optimizer: OptimizerOptions = match case["recipe"]["optimizer.name"].as_str() {
+        Some("lion") => {
+            let weight_decay = number("optimizer.weight_decay").unwrap_or(0.01);
+            LionOptions { learning_rate, weight_decay, ..LionOptions::default() }.into()
+        }
+        _ => {
+            let is_scaled = case["recipe"]["optimizer.scale_parameter"].as_bool().unwrap_or(false);
+            let scale_parameter = is_scaled.then(|| number("optimizer.eps2").unwrap_or(1e-3));
+            AdamwOptions { learning_rate, scale_parameter, ..AdamwOptions::default() }.into()
+        }
+    };
+    let group = |group: &Value| Group {
+        parameters: group[0].as_array().unwrap().iter().map(|item| item.as_str().unwrap().to_owned()).collect(),
+        learning_rate_factor: group[1].as_f64().unwrap(),
+        weight_decay: group[2].as_f64(),
+    };
+    let kind = match case["recipe"]["schedule.name"].as_str() {
+        Some("cosine") => ScheduleKind::Cosine,
+        Some("linear") => ScheduleKind::Linear,
+        _ => ScheduleKind::Constant,
+    };
+    // `schedule.warmup_ratio`, as transformers rounds it.
+    let warmup_steps = number("schedule.warmup_ratio").map(|ratio| (ratio * STEPS as f64).ceil() as u64);
+    let named = |loss: &PreferenceLoss| Some(loss.name()) == case["recipe"]["preference.loss"].as_str();
+    let preference = PreferenceLoss::all().find(named).map(|loss| {
+        let usual = Preference::usual(loss);
+        Preference {
+            beta: number("preference.beta").unwrap_or(usual.beta),
+            gamma: number("preference.gamma").unwrap_or(usual.gamma),
+            ..usual
+        }
+    });
+    TrainerOptions {
+        dropout: 0.0,
+        precision: Precision::F64,
+        grad_clip_norm: 1.0,
+        z_loss: number("train.z_loss").unwrap_or(0.0),
+        label_smoothing: number("train.label_smoothing").unwrap_or(0.0),
+        optimizer,
+        groups: case["groups"].as_array().unwrap().iter().map(group).collect(),
+        preference,
+        schedule: Schedule { kind, warmup_steps },
+        total_steps: STEPS,
+        ..TrainerOptions::default()
+    }
+}
+
+/// Sources and targets of a step; of pairs, the chosen answer comes before the rejected one.
+fn samples(batch: &Value, are_pairs: bool) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
+    let [sources, targets, rejected] = ["sources", "targets", "rejected"].map(|name| ids(&batch[name]));
+    if !are_pairs {
+        return (sources, targets);
+    }
+    let twice = sources.into_iter().flat_map(|source| [source.clone(), source]).collect();
+    (twice, targets.into_iter().zip(rejected).flat_map(|(chosen, rejected)| [chosen, rejected]).collect())
+}
+
+#[test]
+fn fifty_steps_of_each_recipe_are_those_of_torch() {
+    let golden: Value =
+        serde_json::from_slice(&fs::read(goldens("tests/goldens/recipes/recipes.json")).unwrap()).unwrap();
+    let batches = golden["batches"].as_array().unwrap();
+    for (number, (name, case)) in golden["cases"].as_object().unwrap().iter().enumerate() {
+        let options = options(case);
+        let are_pairs = options.preference.is_some();
+        let mut trainer = Trainer::new(model(&golden["base"], &case["adapter"]), options).unwrap();
+        for step in 0..STEPS as usize {
+            let (sources, targets) = samples(&batches[step % batches.len()], are_pairs);
+            // No plan changes the numbers: each step has another one.
+            let layer_major = ((step + number) % 3 == 2).then_some(LayerMajor::PLAIN);
+            let levers = Levers {
+                micro_batch_samples: 1 + (step + number) % 5,
+                recompute_blocks: step % 3,
+                loss_chunk_rows: 3 + step % 7,
+                layer_major,
+                ..Levers::default()
+            };
+            let batch = Batch { sources: &sources, targets: &targets };
+            let outcome = trainer.step(&batch, &StepPlan { levers, longest: None }, &|| false).unwrap();
+            let StepOutcome::Done(stats) = outcome else { panic!("{name}, step {step}: {outcome:?}") };
+            let numbers =
+                [("loss", Some(stats.loss)), ("grad_norm", Some(stats.grad_norm)), ("objective", stats.objective)];
+            for (key, got) in numbers {
+                let expected = case[key].get(step).and_then(Value::as_f64);
+                assert_eq!(got.is_some(), expected.is_some(), "{name}: {key}");
+                let (Some(got), Some(expected)) = (got, expected) else { continue };
+                let far = (got - expected).abs() / expected.abs().max(1e-2);
+                assert!(far < 1e-7, "{name}, step {}: {key} is {got}, not {expected} ({far:e})", step + 1);
+            }
+        }
+    }
+}
