@@ -7,7 +7,8 @@
 
 Groups: t5 (models, batches, logits, gradients), families (the same for each family, as it is published), adapters (LoRA by
 PEFT: fifty steps, directories, merged weights), generation
-(greedy, beams, processors), configs (config.json texts), adafactor, train (twelve whole steps), recipes (losses and optimizers together), schedules, bleu, metrics
+(greedy, beams, processors), encoders (vectors, eight steps of classifiers), configs (config.json texts), adafactor, train
+(twelve whole steps), recipes (losses and optimizers together), schedules, bleu, metrics
 (chrF, ROUGE, labels, stems), quantised (int8 and NF4 weights; needs bitsandbytes), sentence-piece, tokenizers.
 Everything is seeded and runs on one CPU thread. The script asserts the versions, because other versions compute other
 goldens. `scripts/README.md` describes the environment and the content of each file.
@@ -39,6 +40,7 @@ GROUPS = {
     "configs": ("t5_configs", "crates/t5/tests/goldens/configs"),
     "adafactor": ("adafactor", "crates/trainer/tests/goldens/adafactor"),
     "adapters": ("adapters", "crates/t5/tests/goldens/adapters"),
+    "encoders": ("encoders", "crates/trainer/tests/goldens/encoders"),
     "adamw": ("adamw", "crates/trainer/tests/goldens/adamw"),
     "recipes": ("recipes", "crates/trainer/tests/goldens/recipes"),
     "train": ("training", "crates/trainer/tests/goldens/train"),

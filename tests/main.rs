@@ -17,6 +17,7 @@ mod convert_base;
 mod divergence;
 mod doctor;
 mod effects;
+mod embed;
 mod export;
 mod finetune;
 mod flag_effects;

@@ -6,7 +6,7 @@
 
 use candle_core::{DType, Device};
 use memory_policy::{MemorySnapshot, Probe};
-use t5::{EvalContext, GenerateOptions, MicroBatch, T5};
+use t5::{EvalContext, GenerateOptions, Head, MicroBatch, Pooling, T5};
 use trainer::{Batch, Levers, StepPlan, Trainer, TrainerOptions};
 
 use crate::error::Result;
@@ -29,6 +29,7 @@ pub fn rehearse(
     let activations = options.precision.activations();
     let mut trainer = Trainer::new(T5::init(&smallest, 0, options.parameter_dtype(), device)?, options)?;
     let samples = samples();
+    let targets = smallest.head.targets_like(&samples);
     let plan = StepPlan {
         levers: Levers {
             micro_batch_samples: SAMPLES,
@@ -39,7 +40,7 @@ pub fn rehearse(
         },
         longest: None,
     };
-    trainer.step(&Batch { sources: &samples, targets: &samples }, &plan, &|| false)?;
+    trainer.step(&Batch { sources: &samples, targets: &targets }, &plan, &|| false)?;
     infer(trainer.model(), &samples, activations)?;
     drop(trainer);
     release();
@@ -75,9 +76,21 @@ fn samples() -> Vec<Vec<u32>> {
 
 fn infer(model: &T5, samples: &[Vec<u32>], activations: DType) -> Result<()> {
     let slices: Vec<&[u32]> = samples.iter().map(Vec::as_slice).collect();
-    let micro_batch = MicroBatch::new(&slices, &slices, &[0, 1, 2, 3], model.config(), model.device())?;
+    let head = &model.config().head;
+    if *head == Head::Encoder {
+        model.vectors(&slices, Pooling::Mean, true, activations)?;
+        return Ok(());
+    }
+    let targets = head.targets_like(samples);
+    let targets: Vec<&[u32]> = targets.iter().map(Vec::as_slice).collect();
+    let micro_batch = MicroBatch::new(&slices, &targets, &[0, 1, 2, 3], model.config(), model.device())?;
+    if head.labels().is_some() {
+        model.class_logits(&micro_batch, activations)?;
+    }
     model.loss(&micro_batch, &EvalContext { activations, loss_chunk_rows: TOKENS })?;
-    model.generate(&slices, &GenerateOptions { max_new_tokens: 2, activations, ..GenerateOptions::default() })?;
+    if head.is_language() {
+        model.generate(&slices, &GenerateOptions { max_new_tokens: 2, activations, ..GenerateOptions::default() })?;
+    }
     Ok(())
 }
 
@@ -90,7 +103,7 @@ pub(crate) fn smallest(model: &t5::Config) -> t5::Config {
         d_ff: 128,
         num_heads: 2,
         num_layers: 1,
-        num_decoder_layers: 1,
+        num_decoder_layers: model.num_decoder_layers.min(1),
         relative_attention_num_buckets: 32,
         relative_attention_max_distance: 128,
         eos_token_ids: vec![1],

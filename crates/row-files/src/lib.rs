@@ -44,6 +44,7 @@ mod rows;
 mod split;
 mod template;
 mod trace;
+mod vector_writer;
 
 pub use chat::{Fits, Turn, prompt as chat_prompt};
 pub use classes::Classes;
@@ -68,6 +69,7 @@ pub use rows::Rows;
 pub use split::{Share, Split};
 pub use template::Template;
 pub use trace::{Origin, Trace};
+pub use vector_writer::{VECTOR_GROUP_BYTES, VectorWriter};
 
 /// The most bytes of a row: of a line, an array's element, all fields of a CSV row, or a parquet value.
 pub const MAX_ROW_BYTES: usize = 16 << 20;

@@ -66,7 +66,7 @@ impl<W: Write> Write for Counted<W> {
 }
 
 /// The error of the file below, if it is one.
-fn io_error(error: ParquetError) -> io::Error {
+pub(crate) fn io_error(error: ParquetError) -> io::Error {
     match error {
         ParquetError::External(inner) => inner.downcast::<io::Error>().map_or_else(io::Error::other, |error| *error),
         error => io::Error::other(error),

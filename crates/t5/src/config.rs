@@ -17,6 +17,8 @@
 //! assert_eq!(t5::ParameterSpec::all(&config).iter().map(|p| p.elements()).sum::<u64>(), 60_506_624);
 //! ```
 
+mod reader;
+
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
@@ -25,7 +27,9 @@ use t5_ops::{Activation, Precision};
 use crate::adapter::Lora;
 use crate::error::{Error, Result};
 use crate::family::Family;
+use crate::head::Head;
 use crate::stored_dtypes::StoredDtypes;
+use reader::Reader;
 
 /// No dimension may exceed this: products of two stay far from overflow, and hostile files are refused.
 const LARGEST_DIMENSION: u64 = 1 << 24;
@@ -105,6 +109,8 @@ pub struct Config {
     pub stored: Option<StoredDtypes>,
     /// The adapter beside the base weights, if there is one. Not part of the file.
     pub lora: Option<Lora>,
+    /// The part above the stacks. A model without a decoder has `num_decoder_layers` 0, and a classifier's head is not tied.
+    pub head: Head,
     /// The other entries of the file.
     pub rest: Rest,
 }
@@ -152,6 +158,7 @@ impl Default for Config {
             base_precision: None,
             stored: None,
             lora: None,
+            head: Head::Language,
             rest: Rest::default(),
         }
     }
@@ -213,6 +220,7 @@ impl Config {
         let pad = read.token("pad_token_id")?.or(of_answers.token("pad_token_id")?).unwrap_or(0);
         let start = read.token("decoder_start_token_id")?.or(of_answers.token("decoder_start_token_id")?);
         let scales = family.scales_decoder_outputs(tie_word_embeddings);
+        let head = Head::of(family, &raw);
         let config = Config {
             family,
             vocab_size: read.size(&["vocab_size"], default.vocab_size)?,
@@ -241,10 +249,36 @@ impl Config {
             base_precision: read.base_precision()?,
             stored: None,
             lora: None,
+            head: Head::Language,
             rest: Rest { raw, generation, answer_ends, answer_start, origin },
         };
+        let config = config.with_head(head)?;
         config.validate()?;
         Ok(config)
+    }
+
+    /// This model's stacks below another head.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a head over a decoder that this model does not have, or for text of a model that makes none.
+    pub fn with_head(mut self, head: Head) -> Result<Config> {
+        let lacks_decoder = head.has_decoder() && !self.head.has_decoder();
+        if lacks_decoder || head.is_language() && !self.head.is_language() {
+            let [class, expected] = [&self.head, &head].map(|head| head.architecture(self.family));
+            let what = if lacks_decoder { "a model with a decoder" } else { "a model that makes text" };
+            return Err(self.invalid("architectures", &class, &format!("{what}, such as {expected}")));
+        }
+        if !head.has_decoder() {
+            self.num_decoder_layers = 0;
+        }
+        self.tie_word_embeddings &= head.is_language();
+        self.head = head;
+        Ok(self)
+    }
+
+    /// Dropout before the layers of a classifier: transformers' `classifier_dropout`.
+    pub(crate) fn classifier_dropout(&self) -> f64 {
+        self.rest.raw.get("classifier_dropout").and_then(Value::as_f64).unwrap_or_default()
     }
 
     /// Sets `feed_forward_proj` and the fields that transformers derives from it.
@@ -273,7 +307,8 @@ impl Config {
             ("num_decoder_layers", self.num_decoder_layers, LARGEST_LAYERS),
             ("relative_attention_max_distance", self.relative_attention_max_distance, LARGEST_DIMENSION),
         ] {
-            if value == 0 || value as u64 > largest {
+            let is_absent = key == "num_decoder_layers" && !self.head.has_decoder();
+            if value as u64 > largest || (value == 0) != is_absent {
                 return Err(self.invalid(key, &value.to_string(), &format!("a number from 1 to {largest}")));
             }
         }
@@ -377,14 +412,16 @@ impl Config {
             }
         };
         set("model_type", self.family.model_type().into());
-        set("architectures", vec![self.family.architecture()].into());
-        set("is_encoder_decoder", true.into());
+        set("architectures", vec![self.head.architecture(self.family)].into());
+        set("is_encoder_decoder", self.head.has_decoder().into());
         set("vocab_size", self.vocab_size.into());
         set("d_model", self.d_model.into());
         set("d_kv", self.d_kv.into());
         set("d_ff", self.d_ff.into());
         set("num_layers", self.num_layers.into());
-        set("num_decoder_layers", self.num_decoder_layers.into());
+        if self.head.has_decoder() {
+            set("num_decoder_layers", self.num_decoder_layers.into());
+        }
         set("num_heads", self.num_heads.into());
         set("relative_attention_num_buckets", self.relative_attention_num_buckets.into());
         set("relative_attention_max_distance", self.relative_attention_max_distance.into());
@@ -394,9 +431,13 @@ impl Config {
         set("feed_forward_proj", self.feed_forward_proj.clone().into());
         set("dense_act_fn", self.dense_act_fn.clone().into());
         set("is_gated_act", self.is_gated_act.into());
-        set("tie_word_embeddings", self.tie_word_embeddings.into());
+        self.head.entries().into_iter().for_each(|(key, value)| set(key, value));
+        if self.head.is_language() {
+            set("tie_word_embeddings", self.tie_word_embeddings.into());
+        }
         let implied = self.family.scales_decoder_outputs(self.tie_word_embeddings);
-        if self.rest.raw.contains_key("scale_decoder_outputs") || self.scale_decoder_outputs != implied {
+        let is_said = self.rest.raw.contains_key("scale_decoder_outputs") || self.scale_decoder_outputs != implied;
+        if is_said && self.head.is_language() {
             set("scale_decoder_outputs", self.scale_decoder_outputs.into());
         }
         set("pad_token_id", self.pad_token_id.into());
@@ -510,87 +551,5 @@ pub(crate) fn read_object(path: &Path, max_bytes: u64) -> Result<Map<String, Val
         Ok(Value::Object(object)) => Ok(object),
         Ok(_) => Err(json("expected a JSON object".into())),
         Err(e) => Err(json(e.to_string())),
-    }
-}
-
-/// Typed access to the raw object; `null` counts as absent, as in transformers.
-struct Reader<'a> {
-    raw: &'a Map<String, Value>,
-    origin: &'a str,
-}
-
-impl Reader<'_> {
-    /// The codes of the weights. Codes of other programs are refused.
-    fn base_precision(&self) -> Result<Option<Precision>> {
-        let Some(quantization) = self.get(QUANTIZATION) else { return Ok(None) };
-        let text = |key: &str| quantization.get(key).and_then(Value::as_str);
-        let precision = text("base_precision").and_then(Precision::of_name);
-        match precision.filter(|_| text("quant_method") == Some(QUANT_METHOD)) {
-            Some(precision) => Ok(Some(precision)),
-            None => Err(self.error(QUANTIZATION, "one that `train_low_mem convert-base` wrote", Some(quantization))),
-        }
-    }
-
-    fn get(&self, key: &str) -> Option<&Value> {
-        self.raw.get(key).filter(|value| !value.is_null())
-    }
-
-    /// The family that `model_type` names or, without it, the first of the `architectures`.
-    fn family(&self) -> Result<Family> {
-        let refused = |got: &str| Error::Family { origin: self.origin.into(), got: got.into() };
-        if let Some(model_type) = self.get("model_type") {
-            let model_type = model_type.as_str();
-            let model_type = model_type.ok_or_else(|| self.error("model_type", "a string", self.get("model_type")))?;
-            return Family::of_model_type(model_type).ok_or_else(|| refused(model_type));
-        }
-        let architecture = self.get("architectures").and_then(|names| names.get(0)).and_then(Value::as_str);
-        architecture.map_or(Ok(Family::T5), |name| Family::of_architecture(name).ok_or_else(|| refused(name)))
-    }
-
-    fn size(&self, keys: &[&str], default: usize) -> Result<usize> {
-        let Some((key, value)) = keys.iter().find_map(|key| Some((key, self.get(key)?))) else { return Ok(default) };
-        let size = value.as_u64().and_then(|n| usize::try_from(n).ok());
-        size.ok_or_else(|| self.error(key, "a whole number", Some(value)))
-    }
-
-    fn number(&self, key: &str, default: f64) -> Result<f64> {
-        let Some(value) = self.get(key) else { return Ok(default) };
-        value.as_f64().ok_or_else(|| self.error(key, "a number", Some(value)))
-    }
-
-    fn flag(&self, key: &str, default: bool) -> Result<bool> {
-        let Some(value) = self.get(key) else { return Ok(default) };
-        value.as_bool().ok_or_else(|| self.error(key, "true or false", Some(value)))
-    }
-
-    fn text(&self, key: &str, default: &str) -> Result<String> {
-        let Some(value) = self.get(key) else { return Ok(default.into()) };
-        value.as_str().map(String::from).ok_or_else(|| self.error(key, "a string", Some(value)))
-    }
-
-    fn token(&self, key: &str) -> Result<Option<u32>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        let id = value.as_u64().and_then(|n| u32::try_from(n).ok());
-        id.map(Some).ok_or_else(|| self.error(key, "a token id", Some(value)))
-    }
-
-    fn tokens(&self, key: &str, default: &[u32]) -> Result<Vec<u32>> {
-        match self.raw.get(key) {
-            None => Ok(default.to_vec()),
-            Some(Value::Null) => Ok(Vec::new()),
-            Some(Value::Array(values)) => {
-                let id = |value: &Value| {
-                    let id = value.as_u64().and_then(|n| u32::try_from(n).ok());
-                    id.ok_or_else(|| self.error(key, "token ids", Some(value)))
-                };
-                values.iter().map(id).collect()
-            }
-            Some(_) => Ok(self.token(key)?.into_iter().collect()),
-        }
-    }
-
-    fn error(&self, key: &str, expected: &str, got: Option<&Value>) -> Error {
-        let got = got.map_or("absent".into(), |value| format!("`{value}`"));
-        Error::Config { origin: self.origin.into(), key: key.into(), got, expected: expected.into() }
     }
 }

@@ -70,6 +70,11 @@ pub(crate) fn adapter_site(decoder: bool, block: Option<usize>, linear: u32) -> 
     (1 << 25) | (u32::from(decoder) << 24) | (block << 4) | linear
 }
 
+/// The number of the dropout place before a layer of a classifier.
+pub(crate) fn classifier_site(layer: u32) -> u32 {
+    (1 << 26) | layer
+}
+
 /// The counter that dropout masks come from: the part that all layers of a pass over a micro-batch share.
 #[derive(Clone, Copy)]
 pub(crate) struct Noise<'a> {

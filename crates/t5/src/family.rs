@@ -41,15 +41,6 @@ impl Family {
         }
     }
 
-    /// The class of transformers that has its encoder, decoder and head.
-    pub fn architecture(self) -> &'static str {
-        match self {
-            Family::T5 => "T5ForConditionalGeneration",
-            Family::Mt5 => "MT5ForConditionalGeneration",
-            Family::Umt5 => "UMT5ForConditionalGeneration",
-        }
-    }
-
     /// Whether each block has a table of relative positions of its own, rather than block 0 one for all.
     pub fn has_a_table_in_every_block(self) -> bool {
         self == Family::Umt5

@@ -43,6 +43,7 @@ mod error;
 mod family;
 mod generate;
 mod gradients;
+mod head;
 mod hf;
 mod host_copies;
 mod init;
@@ -75,13 +76,14 @@ pub use generate::processors::Processors;
 pub use generate::sampling::Sampling;
 pub use generate::{Answer, AnswerShape, ContinuousBatch, GenerateOptions, Grown, Search, TokenScore, Told, Watch};
 pub use gradients::Gradients;
+pub use head::{Head, Labels, counted_labels};
 pub use hf::{
-    MergedAdapter, QuantisedWeights, StoredModel, StoredWeights, merge_adapter_with, peft, quantise_with, safetensors,
-    weight_files,
+    MergedAdapter, ModelDirectory, QuantisedWeights, StoredModel, StoredWeights, merge_adapter_with, peft,
+    quantise_with, safetensors, weight_files,
 };
 pub use levers::{LayerMajor, Levers};
 pub use micro_batch::MicroBatch;
-pub use model::T5;
+pub use model::{Pooling, T5};
 pub use ops::Files;
 pub use pager::Pager;
 pub use parameters::{Initial, Parameter, ParameterSpec, Part, is_matrix};

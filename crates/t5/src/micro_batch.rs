@@ -5,6 +5,7 @@ use t5_ops::IGNORED_LABEL;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::head::{Head, Labels};
 
 /// Samples padded to a rectangle. Sources (B, S), targets (B, T); padding is on the right.
 ///
@@ -72,7 +73,19 @@ impl MicroBatch {
                 got: format!("{} sources, {} targets, {} indices", sources.len(), targets.len(), samples.len()),
             });
         }
-        let (sources, source_lengths) = pad(sources, "source", samples, config, device)?;
+        let (source_lists, (sources, source_lengths)) = (sources, pad(sources, "source", samples, config, device)?);
+        if !config.head.is_language() {
+            let labels = labels(&config.head, &source_lengths, targets, samples)?;
+            let batch = MicroBatch::of_sources(sources, source_lengths);
+            if !config.head.has_decoder() {
+                return Ok(MicroBatch { labels, samples: samples.to_vec(), ..batch });
+            }
+            let shifted = |source: &&[u32]| [&[config.decoder_start_token_id], &source[..source.len() - 1]].concat();
+            let shifted: Vec<Vec<u32>> = source_lists.iter().map(shifted).collect();
+            let shifted: Vec<&[u32]> = shifted.iter().map(Vec::as_slice).collect();
+            let (decoder_inputs, target_lengths) = pad(&shifted, "source", samples, config, device)?;
+            return Ok(MicroBatch { decoder_inputs, target_lengths, labels, samples: samples.to_vec(), ..batch });
+        }
         let longest = check(targets, "target", samples, config)?;
         let mut labels = Vec::with_capacity(targets.len() * longest);
         let mut inputs = Vec::with_capacity(targets.len() * longest);
@@ -127,6 +140,30 @@ impl MicroBatch {
     pub fn padded_tokens(&self) -> (u64, u64) {
         (self.sources.elem_count() as u64, self.decoder_inputs.elem_count() as u64)
     }
+}
+
+/// The labels of a model that makes no text: one of each source, or one of each position of the rectangle.
+fn labels(head: &Head, lengths: &[usize], targets: &[&[u32]], samples: &[u32]) -> Result<Vec<u32>> {
+    let Some(Labels { names, is_number }) = head.labels() else { return Ok(Vec::new()) };
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let mut labels = Vec::new();
+    for ((target, &length), sample) in targets.iter().zip(lengths).zip(samples) {
+        let problem = |expected: String, got: String| {
+            let what = format!("labels of sample {sample}");
+            Err(Error::Batch { what, expected, got })
+        };
+        let (most, padded) = if let Head::Tokens(_) = head { (length, longest) } else { (1, 1) };
+        if target.len() != most {
+            return problem(format!("{most}"), target.len().to_string());
+        }
+        let is_unknown = |label: &u32| !is_number && *label != IGNORED_LABEL && *label as usize >= names.len();
+        if let Some(label) = target.iter().find(|label| is_unknown(label)) {
+            return problem(format!("labels below {}", names.len()), label.to_string());
+        }
+        labels.extend_from_slice(target);
+        labels.resize(labels.len() + padded - most, IGNORED_LABEL);
+    }
+    Ok(labels)
 }
 
 /// Checks and pads token lists into one (B, longest) tensor.

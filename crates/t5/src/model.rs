@@ -1,7 +1,7 @@
 //! The whole model: its parameters, and the passes over a micro-batch that train nothing.
 
+mod outputs;
 mod training;
-
 mod weight_copies;
 
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use crate::adapter::{Lora, is_of_adapter};
 use crate::config::Config;
 use crate::context::EvalContext;
 use crate::error::{Error, Result};
-use crate::hf::{self, Keeps, Place};
+use crate::hf::{self, Keeps, ModelDirectory, Place};
 use crate::host_copies::HostCopies;
 use crate::init::initial_tensor;
 use crate::levers::LayerMajor;
@@ -30,6 +30,7 @@ use crate::step::inference::{infer, without_dropout};
 use crate::step::run::rounds::MicroBatches;
 use crate::step::schedule::Outline;
 use crate::weight_file::WeightFile;
+pub use outputs::Pooling;
 
 /// The end of the name of DoRA's magnitudes.
 const MAGNITUDE: &str = ".lora_magnitude_vector";
@@ -125,29 +126,34 @@ impl T5 {
     ///
     /// # Errors
     /// An [`Error`] that names file and tensor.
-    pub fn load(directory: &Path, dtype: DType, device: &Device) -> Result<T5> {
-        T5::load_at(directory, dtype, device, (Place::Memory, &|_| true), false)
+    pub fn load<'a>(directory: impl Into<ModelDirectory<'a>>, dtype: DType, device: &Device) -> Result<T5> {
+        T5::load_at(directory.into(), dtype, device, (Place::Memory, &|_| true), false)
     }
 
     /// [`T5::load`] that keeps the values of the parameters for which `keeps` returns true, as [`T5::init_share`].
     ///
     /// # Errors
     /// As [`T5::load`].
-    pub fn load_share(
-        directory: &Path,
+    pub fn load_share<'a>(
+        directory: impl Into<ModelDirectory<'a>>,
         dtype: DType,
         device: &Device,
         keeps: &dyn Fn(&ParameterSpec) -> bool,
     ) -> Result<T5> {
-        T5::load_at(directory, dtype, device, (Place::Memory, keeps), false)
+        T5::load_at(directory.into(), dtype, device, (Place::Memory, keeps), false)
     }
 
     /// [`T5::load`] whose large weights lie in a file, as for [`T5::init_in`]. Each moves there as soon as it is read.
     ///
     /// # Errors
     /// As [`T5::load`] and [`T5::init_in`].
-    pub fn load_in(directory: &Path, dtype: DType, device: &Device, files: Option<&Files>) -> Result<T5> {
-        T5::load_at(directory, dtype, device, (files.map_or(Place::Memory, Place::File), &|_| true), false)
+    pub fn load_in<'a>(
+        directory: impl Into<ModelDirectory<'a>>,
+        dtype: DType,
+        device: &Device,
+        files: Option<&Files>,
+    ) -> Result<T5> {
+        T5::load_at(directory.into(), dtype, device, (files.map_or(Place::Memory, Place::File), &|_| true), false)
     }
 
     /// [`T5::load`] for passes that train nothing. Large weights that the directory's files have in the model's dtype are read where they
@@ -156,8 +162,13 @@ impl T5 {
     ///
     /// # Errors
     /// As [`T5::load_in`].
-    pub fn load_in_place(directory: &Path, dtype: DType, device: &Device, files: &Files) -> Result<T5> {
-        T5::load_at(directory, dtype, device, (Place::Stored(files), &|_| true), false)
+    pub fn load_in_place<'a>(
+        directory: impl Into<ModelDirectory<'a>>,
+        dtype: DType,
+        device: &Device,
+        files: &Files,
+    ) -> Result<T5> {
+        T5::load_at(directory.into(), dtype, device, (Place::Stored(files), &|_| true), false)
     }
 
     /// A model of `dtype` whose weights never change; an adapter may train beside them. Matrices that are stored in f16 or bf16 keep that
@@ -165,14 +176,30 @@ impl T5 {
     ///
     /// # Errors
     /// As [`T5::load_in`].
-    pub fn load_frozen(directory: &Path, dtype: DType, files: Option<&Files>) -> Result<T5> {
-        T5::load_at(directory, dtype, &Device::Cpu, (files.map_or(Place::Memory, Place::Stored), &|_| true), true)
+    pub fn load_frozen<'a>(
+        directory: impl Into<ModelDirectory<'a>>,
+        dtype: DType,
+        files: Option<&Files>,
+    ) -> Result<T5> {
+        T5::load_at(
+            directory.into(),
+            dtype,
+            &Device::Cpu,
+            (files.map_or(Place::Memory, Place::Stored), &|_| true),
+            true,
+        )
     }
 
-    fn load_at(directory: &Path, dtype: DType, device: &Device, place: (Place, Keeps), is_frozen: bool) -> Result<T5> {
+    fn load_at(
+        directory: ModelDirectory,
+        dtype: DType,
+        device: &Device,
+        place: (Place, Keeps),
+        is_frozen: bool,
+    ) -> Result<T5> {
         let first = if matches!(place.0, Place::Memory) { device } else { &Device::Cpu };
         let (config, parameters, file) = hf::load(directory, dtype, first, place, is_frozen)?;
-        Ok(T5 { directory: Some(directory.into()), ..T5::on(device, config, dtype, parameters, file)? })
+        Ok(T5 { directory: Some(directory.path.into()), ..T5::on(device, config, dtype, parameters, file)? })
     }
 
     /// The model with a new adapter beside its weights. It computes as before: B is zero, and DoRA's magnitudes are the
@@ -275,7 +302,8 @@ impl T5 {
                 // Blocks that are in memory already are not read again.
                 let all = Files { weight_blocks_in_memory: 0, ..files.clone() };
                 let place: (Place, Keeps) = (Place::Stored(&all), &|_| true);
-                let (_, parameters, file) = hf::load(directory, dtype, &Device::Cpu, place, is_frozen)?;
+                let stored = ModelDirectory { head: Some(&self.config.head), ..directory.into() };
+                let (_, parameters, file) = hf::load(stored, dtype, &Device::Cpu, place, is_frozen)?;
                 (parameters, file.map(|file| file.beside_blocks_in_memory(blocks_in_memory)))
             }
             (Some(files), ..) => (Vec::new(), Some(WeightFile::create(files, &self.config, dtype)?)),

@@ -9,8 +9,10 @@ use crate::config::Config;
 use crate::context::{Noise, StepContext, adapter_site};
 use crate::error::Result;
 use crate::gradients::Gradients;
+use crate::head::Head;
 use crate::layers::Weights;
 use crate::layers::block::Block;
+use crate::layers::classifier::Classifier;
 use crate::layers::linear::Linear;
 use crate::layers::stack::Stack;
 use crate::micro_batch::MicroBatch;
@@ -25,7 +27,12 @@ pub(crate) struct Network<T> {
     pub shared: Weight<T>,
     pub encoder: Stack<T>,
     pub decoder: Stack<T>,
+    /// The head of a language model. Other models never use it.
     pub head: Linear<T>,
+    /// The layers in its place, if the model is a classifier.
+    classifier: Option<Classifier<T>>,
+    /// Whether a source has one label, rather than each of its tokens.
+    is_of_sequences: bool,
     logit_scale: f64,
     /// Bytes of weights in files that may be read before they are used.
     pub read_ahead_bytes: u64,
@@ -44,11 +51,22 @@ impl<T: Ops> Network<T> {
     pub fn new(config: &Config, parameters: &[Parameter<T>], copies: &[Option<T>], by_matrix: bool) -> Result<Self> {
         let weights = Weights { parameters, copies, config, by_matrix };
         let shared = weights.get("shared.weight".into());
-        let table = if config.tie_word_embeddings { shared.clone() } else { weights.get("lm_head.weight".into()) };
+        let has_table = config.head.is_language() && !config.tie_word_embeddings;
+        let table = if has_table { weights.get("lm_head.weight".into()) } else { shared.clone() };
         let head = weights.linear_with(table, "lm_head", adapter_site(true, None, 0));
         let (encoder, decoder) = (Stack::new(&weights, config, false)?, Stack::new(&weights, config, true)?);
-        let (logit_scale, read_ahead_bytes) = (config.logit_scale(), u64::MAX);
-        Ok(Network { shared, encoder, decoder, head, logit_scale, read_ahead_bytes, pager: None, file: None })
+        Ok(Network {
+            shared,
+            encoder,
+            decoder,
+            head,
+            classifier: Classifier::new(&weights, config),
+            is_of_sequences: matches!(config.head, Head::Sequence(_)),
+            logit_scale: config.logit_scale(),
+            read_ahead_bytes: u64::MAX,
+            pager: None,
+            file: None,
+        })
     }
 
     /// The weights of a part that may lie in a file.
@@ -57,7 +75,7 @@ impl<T: Ops> Network<T> {
             Part::Encoder { block } => (Some(&self.encoder.blocks[block]), None),
             Part::Decoder { block } => (Some(&self.decoder.blocks[block]), None),
             Part::Shared => (None, Some(&self.shared)),
-            Part::LmHead => (None, Some(&self.head.weight)),
+            Part::LmHead => (None, Some(&self.head.weight).filter(|_| self.classifier.is_none() && self.has_decoder())),
             Part::EncoderNorm | Part::DecoderNorm => (None, None),
         };
         let linears = block.into_iter().flat_map(Block::linears).map(|linear| &linear.weight);
@@ -161,6 +179,11 @@ impl<T: Ops> Network<T> {
         }
     }
 
+    /// Whether there is a decoder.
+    pub fn has_decoder(&self) -> bool {
+        !self.decoder.blocks.is_empty()
+    }
+
     /// One of the two stacks.
     pub fn stack(&self, decoder: bool) -> &Stack<T> {
         if decoder { &self.decoder } else { &self.encoder }
@@ -172,8 +195,12 @@ impl<T: Ops> Network<T> {
         self.stack(decoder).position_bias(block, length, length, 0)
     }
 
-    /// Loss sum, without gradients, of the decoder's output (B, T, D).
-    pub fn loss(&self, z: &T, labels: &[u32], chunk_rows: usize) -> Result<f64> {
+    /// Loss sum, without gradients, of the last stack's output (B, T, D).
+    pub fn loss(&self, z: &T, batch: &MicroBatch<T>, chunk_rows: usize) -> Result<f64> {
+        let labels = &batch.labels;
+        if let Some(classifier) = &self.classifier {
+            return classifier.loss(&self.classified(z, batch)?, labels);
+        }
         if self.head.adapter.is_some() {
             return Ok(self.losses(z, labels, chunk_rows, &Noise::NONE)?.into_iter().sum());
         }
@@ -194,7 +221,44 @@ impl<T: Ops> Network<T> {
         (0..z.dims()[0]).map(of_sample).collect()
     }
 
-    /// Loss sums, and the objective's gradient of the decoder's output (B, T, D). Logits exist for a chunk of rows at a time. If the head has
+    /// The rows of the last stack's output (B, T, D) that a classifier reads: all, or that of each source's last token as (B, 1, D).
+    fn classified(&self, z: &T, batch: &MicroBatch<T>) -> Result<T> {
+        if !self.is_of_sequences {
+            return Ok(z.clone());
+        }
+        let (samples, width) = (z.dims()[0], z.dims()[2]);
+        z.as_rows()?.select(&last_rows(z, batch))?.shaped(&[samples, 1, width])
+    }
+
+    /// Logits (B, n, N) of a classifier's rows, from the last stack's output.
+    pub fn class_logits(&self, z: &T, batch: &MicroBatch<T>) -> Result<T> {
+        let classifier = self.classifier.as_ref().expect("a model that classifies");
+        classifier.logits(&self.classified(z, batch)?)
+    }
+
+    fn classifier_backward(
+        &self,
+        classifier: &Classifier<T>,
+        (z, batch): (&T, &MicroBatch<T>),
+        cx: &StepContext,
+        noise: &Noise,
+        grads: &mut Gradients<T>,
+    ) -> Result<(LossSums, T)> {
+        let scale = 1.0 / cx.target_tokens.max(1) as f64;
+        let rows = self.classified(z, batch)?;
+        let (loss, drows) = classifier.backward(&rows, &batch.labels, (scale, cx.token_loss), noise, grads)?;
+        if !self.is_of_sequences {
+            return Ok((loss, drows));
+        }
+        let &[samples, length, width] = z.dims() else { unreachable!("an output has three dimensions") };
+        let dz = z.zeros(&[1, samples * length, width], z.dtype())?;
+        for (sample, row) in last_rows(z, batch).into_iter().enumerate() {
+            dz.set_positions(&drows.part(sample, 1)?, row as usize)?;
+        }
+        Ok((loss, dz.shaped(z.dims())?))
+    }
+
+    /// Loss sums, and the objective's gradient of the last stack's output (B, T, D). Logits exist for a chunk of rows at a time. If the head has
     /// an adapter, or samples have weights, they exist for a sample at a time.
     pub fn head_backward(
         &self,
@@ -204,6 +268,9 @@ impl<T: Ops> Network<T> {
         noise: &Noise,
         grads: &mut Gradients<T>,
     ) -> Result<(LossSums, T)> {
+        if let Some(classifier) = &self.classifier {
+            return self.classifier_backward(classifier, (&z, batch), cx, noise, grads);
+        }
         let labels = &batch.labels;
         let gradient_scale = 1.0 / cx.target_tokens.max(1) as f64;
         if self.head.adapter.is_some() || batch.weights.is_some() {
@@ -281,6 +348,13 @@ impl<T: Ops> Network<T> {
     pub fn logits(&self, z: &T) -> Result<T> {
         self.head.forward(&z.scaled(self.logit_scale)?, &Noise::NONE)
     }
+}
+
+/// The row of each sample's last token among the rows of (B, T, D). Where operations are counted, lengths are not known.
+fn last_rows<T: Ops>(z: &T, batch: &MicroBatch<T>) -> Vec<u32> {
+    let (samples, longest) = (z.dims()[0], z.dims()[1]);
+    let last = |sample| batch.source_lengths.get(sample).map_or(0, |length| length - 1);
+    (0..samples).map(|sample| (sample * longest + last(sample)) as u32).collect()
 }
 
 /// The labels of a sample of (B, T, D). Empty where operations are counted.

@@ -11,6 +11,7 @@ use t5_ops::Quantisation;
 use crate::adapter::{LoraInit, is_of_adapter};
 use crate::config::Config;
 use crate::error::Result;
+use crate::head::{Head, Labels, is_of_classifier};
 use crate::ops::{Matrix, Ops};
 
 /// Where in the model a parameter is.
@@ -32,7 +33,7 @@ pub enum Part {
     },
     /// The norm after the decoder's last block.
     DecoderNorm,
-    /// The head's own table, when it is not tied.
+    /// The head's own table, when it is not tied, or the layers of a classifier.
     LmHead,
 }
 
@@ -93,9 +94,9 @@ impl Part {
 }
 
 /// Whether a parameter of this name and rank is a table of the vocabulary or the weight of a product: neither a vector, nor a table of
-/// positions, nor part of an adapter.
+/// positions, nor part of an adapter, nor a classifier's.
 pub fn is_matrix(name: &str, rank: usize) -> bool {
-    rank == 2 && !name.contains("relative_attention_bias") && !is_of_adapter(name)
+    rank == 2 && !name.contains("relative_attention_bias") && !is_of_adapter(name) && !is_of_classifier(name)
 }
 
 /// The dtype of a parameter's gradient accumulator. It is `products` for the weights of a block's products, whose gradient a
@@ -150,8 +151,8 @@ impl ParameterSpec {
         self.shape.iter().map(|&n| n as u64).product()
     }
 
-    /// The dtype of its values in a model of `model`. It is `model`, except that vectors and adapters of a bf16 model are f32: vectors
-    /// scale whole channels, adapters are trained by small steps, and both are a hundredth of the values.
+    /// The dtype of its values in a model of `model`. It is `model`, except that vectors, adapters and classifiers of a bf16 model are f32:
+    /// vectors scale whole channels, adapters are trained by small steps, and all are a hundredth of the values.
     ///
     /// A quantised parameter has the dtype of its bytes. A frozen one that stays as it is stored has its file's dtype.
     pub fn dtype(&self, model: DType) -> DType {
@@ -161,7 +162,7 @@ impl ParameterSpec {
         if let Some(stored) = self.stored.filter(|_| model == DType::F32) {
             return stored;
         }
-        let is_small = self.shape.len() == 1 || self.is_of_adapter();
+        let is_small = self.shape.len() == 1 || self.is_of_adapter() || is_of_classifier(&self.name);
         if model == DType::BF16 && is_small { DType::F32 } else { model }
     }
 
@@ -221,11 +222,24 @@ impl ParameterSpec {
         for block in 0..config.num_decoder_layers {
             list.block("decoder", block, Part::Decoder { block });
         }
-        list.norm("decoder.final_layer_norm.weight".into(), Part::DecoderNorm);
-        if !config.tie_word_embeddings {
-            list.normal("lm_head.weight".into(), table, Part::LmHead, 1.0);
+        if config.head.has_decoder() {
+            list.norm("decoder.final_layer_norm.weight".into(), Part::DecoderNorm);
         }
-        list.adapter("lm_head", [config.vocab_size, config.d_model], Part::LmHead);
+        let (width, std) = (config.d_model, (config.d_model as f64).powf(-0.5));
+        match &config.head {
+            Head::Language => {
+                if !config.tie_word_embeddings {
+                    list.normal("lm_head.weight".into(), table, Part::LmHead, 1.0);
+                }
+                list.adapter("lm_head", [config.vocab_size, width], Part::LmHead);
+            }
+            Head::Encoder => {}
+            Head::Sequence(Labels { names, .. }) => {
+                list.of_classifier("classification_head.dense", [width, width], std);
+                list.of_classifier("classification_head.out_proj", [names.len(), width], std);
+            }
+            Head::Tokens(Labels { names, .. }) => list.of_classifier("classifier", [names.len(), width], 1.0),
+        }
         list.specs
     }
 }
@@ -256,6 +270,23 @@ impl List<'_> {
             spec.quantisation = Some(Quantisation::new(precision, shape.into()).expect("sizes of a checked config"));
         }
         self.adapter(name, shape, part);
+    }
+
+    /// A layer of a classifier, with its bias.
+    fn of_classifier(&mut self, name: &str, shape: [usize; 2], std: f64) {
+        let weight = Initial::Normal { std: std * self.config.initializer_factor };
+        let of = [("weight", shape.to_vec(), weight), ("bias", vec![shape[0]], Initial::Constant(0.0))];
+        for (what, shape, initial) in of {
+            let name = format!("{name}.{what}");
+            self.specs.push(ParameterSpec {
+                name,
+                shape,
+                part: Part::LmHead,
+                initial,
+                quantisation: None,
+                stored: None,
+            });
+        }
     }
 
     fn adapter(&mut self, linear: &str, [outputs, inputs]: [usize; 2], part: Part) {

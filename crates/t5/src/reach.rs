@@ -41,7 +41,11 @@ impl StackReach {
         StackReach { blocks, lowest: blocks + 2 }
     }
 
+    /// A stack without blocks is not there.
     fn down_to(&mut self, place: usize) {
+        if self.blocks == 0 {
+            return;
+        }
         self.lowest = self.lowest.min(place);
     }
 

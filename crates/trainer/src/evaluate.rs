@@ -225,9 +225,10 @@ impl Evaluation {
             return Err(Error::BatchShape { sources, targets: targets.min(batch.targets.len()) });
         }
         let lengths = batch.sources.iter().zip(batch.targets).enumerate();
+        let head = &model.config().head;
         let rejected = |sample: usize| batch.rejected.get(sample).map_or(0, Vec::len);
         let lengths: Vec<_> =
-            lengths.map(|(i, (source, target))| (source.len(), target.len().max(rejected(i)))).collect();
+            lengths.map(|(i, (source, target))| head.lengths(source.len(), target.len().max(rejected(i)))).collect();
         let no_answer = Answer { ids: Vec::new(), score: None };
         let answers = if self.options.generate.is_some() { vec![no_answer; sources] } else { Vec::new() };
         let pairs = if self.options.preference.is_some() { vec![Pair::default(); sources] } else { Vec::new() };
@@ -264,7 +265,7 @@ impl Evaluation {
         show: &mut dyn FnMut(&Answered),
     ) {
         computed.losses.iter().for_each(|loss| self.loss_sum += loss);
-        self.target_tokens += batch.targets.iter().map(|target| target.len() as u64).sum::<u64>();
+        self.target_tokens += batch.targets.iter().map(|target| t5::counted_labels(target)).sum::<u64>();
         self.samples += batch.sources.len() as u64;
         self.pairs.extend(&computed.pairs);
         // In the order of the batch, so that the examples do not depend on the cut.

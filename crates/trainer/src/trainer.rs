@@ -31,7 +31,7 @@ use std::ops::Range;
 
 use candle_core::Tensor;
 use t5::step::count::{Counter, Precisions, Shape};
-use t5::{Files, Gradients, Levers, MicroBatch, StepContext, T5};
+use t5::{Files, Gradients, Head, Levers, MicroBatch, StepContext, T5};
 use t5_ops::TokenLoss;
 
 use crate::error::{Error, Result};
@@ -361,7 +361,7 @@ impl Trainer {
 
     /// The samples of each micro-batch, and the micro-batches of each shard.
     fn cut_of_shards(&self, batch: &Batch, shards: &[usize], plan: &StepPlan) -> (Vec<Vec<usize>>, Vec<Range<usize>>) {
-        let lengths = lengths(batch);
+        let lengths = lengths(batch, &self.model.config().head);
         let (mut cut, mut of_shards, mut first): (Vec<Vec<usize>>, _, _) = (Vec::new(), Vec::new(), 0);
         for &samples in shards {
             let of_shard = self.cut(&lengths[first..first + samples], plan);
@@ -374,12 +374,12 @@ impl Trainer {
 
     /// The numbers of the whole batch, and the place of this process' samples in it.
     fn share(&self, batch: &Batch, cut: &[Vec<usize>], interrupted: &dyn Fn() -> bool) -> Result<Share> {
-        let lengths = lengths(batch);
+        let lengths = lengths(batch, &self.model.config().head);
         let mine = Share {
             first_sample: 0,
             samples: batch.sources.len() as u64,
             source_tokens: count_tokens(batch.sources),
-            target_tokens: count_tokens(batch.targets),
+            target_tokens: batch.targets.iter().map(|target| t5::counted_labels(target)).sum(),
             padded_tokens: cut.iter().map(|samples| micro_batches::padded_tokens(&lengths, samples)).sum(),
             micro_batches: cut.len() as u64,
             max_micro_batches: cut.len(),
@@ -521,8 +521,8 @@ impl Trainer {
 }
 
 /// Source and target tokens of each sample.
-fn lengths(batch: &Batch) -> Vec<(usize, usize)> {
-    batch.sources.iter().zip(batch.targets).map(|(source, target)| (source.len(), target.len())).collect()
+fn lengths(batch: &Batch, head: &Head) -> Vec<(usize, usize)> {
+    batch.sources.iter().zip(batch.targets).map(|(source, target)| head.lengths(source.len(), target.len())).collect()
 }
 
 /// The micro-batch of some samples of a share. Each sample keeps its index in the whole batch, where the share begins at `first`.

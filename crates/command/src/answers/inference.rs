@@ -7,7 +7,7 @@ use memory_policy::{Budgets, Bytes, CostRow, MemorySnapshot, Probe, SystemProbe}
 use planner::{AnsweredBatch, Inference, InferencePace, Job, Pins, Plan, Prices, RowCounts};
 use serde_json::{Value, json};
 use t5::peft::AdapterDirectory;
-use t5::{AnswerShape, StoredWeights, T5};
+use t5::{AnswerShape, ModelDirectory, StoredWeights, T5};
 
 use crate::cli::answer_flags::WeightFlags;
 use crate::config::PricesFrom;
@@ -233,7 +233,8 @@ impl Planned<'_> {
 
     /// Loads the model, with its weights placed by the plan. After this, the device is limited to its budget.
     pub fn load(&self) -> Outcome<T5> {
-        let Asked { directory, flags, .. } = &self.asked;
+        let Asked { directory, flags, config, .. } = &self.asked;
+        let directory = ModelDirectory { path: directory, head: Some(&config.head), seed: 0 };
         let OnDevice { device, parameters, now, .. } = &self.on;
         if let Some(text) = device::limit(device, &self.plan, now) {
             report::warn(&text);

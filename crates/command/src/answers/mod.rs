@@ -2,3 +2,4 @@
 
 pub mod inference;
 pub mod predictions;
+pub mod prompts;

@@ -4,6 +4,7 @@
 
 pub mod answer_flags;
 pub mod chat_flags;
+pub mod embed_flags;
 pub mod export_flags;
 pub mod flag_values;
 pub mod job_flags;
@@ -27,6 +28,7 @@ use crate::config::{Origin, Values};
 use crate::failure::Outcome;
 use answer_flags::{EvalArgs, GenerateArgs};
 use chat_flags::ChatArgs;
+use embed_flags::EmbedArgs;
 use export_flags::ExportArgs;
 use flag_values::{BasePrecision, MasterWeights, Precision, StoredPrecision, assignment_text, truth, typed_path};
 use job_flags::JobsArgs;
@@ -102,6 +104,8 @@ pub enum Command {
     Eval(Box<EvalArgs>),
     /// Generate text with a model: greedy, beam search or sampling
     Generate(Box<GenerateArgs>),
+    /// Write a vector of each text with a model's encoder
+    Embed(Box<EmbedArgs>),
     /// Talk to a model, or compare adapters, line by line
     Chat(Box<ChatArgs>),
     /// Answer over HTTP, as OpenAI's interface does: completions, chats, streams, metrics

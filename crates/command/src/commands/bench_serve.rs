@@ -32,7 +32,7 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
     let device = device::named(flags.device.as_deref())?;
     let activations: DType = trainer::Precision::from(flags.precision).activations();
     let directory = model_directory::find(&flags.model)?;
-    let config = t5::Config::from_file(&directory.join("config.json"))?;
+    let config = t5::Config::from_file(&directory.join("config.json"))?.with_head(t5::Head::Language)?;
     let search = match flags.num_beams {
         1 => Search::Greedy,
         count => Search::Beams(Beams { count, ..Beams::default() }),

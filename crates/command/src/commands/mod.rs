@@ -6,6 +6,7 @@ pub mod chat;
 pub mod convert;
 pub mod convert_base;
 pub mod doctor;
+pub mod embed;
 pub mod eval;
 pub mod export;
 pub mod generate;

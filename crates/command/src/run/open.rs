@@ -206,7 +206,7 @@ fn warn_of_another_tokenizer(directory: &Path, tokenizer: &Tokenizer) {
 /// The model's config: that of `model.init_from`, or a preset or file, fitted to the tokenizer.
 fn model_config(config: &Config, init_from: Option<&Path>, tokenizer: &Tokenizer) -> Outcome<t5::Config> {
     let mut model = match (init_from, &config.model.config) {
-        (Some(directory), _) => t5::Config::from_file(&directory.join("config.json"))?,
+        (Some(directory), _) => t5::Config::from_file(&directory.join("config.json"))?.with_head(t5::Head::Language)?,
         (None, Some(name)) => scratch_config(config, name, tokenizer)?,
         (None, None) => return Err(Failure::internal("the config was resolved without a model")),
     };
@@ -229,7 +229,7 @@ pub fn model_without_data(config: &Config) -> Outcome<t5::Config> {
         return model_config(config, init_from.as_deref(), &Tokenizer::load(&path)?);
     }
     let model = match (&init_from, &config.model.config) {
-        (Some(directory), _) => t5::Config::from_file(&directory.join("config.json"))?,
+        (Some(directory), _) => t5::Config::from_file(&directory.join("config.json"))?.with_head(t5::Head::Language)?,
         (None, Some(name)) => fitted(config, named_config(name)?)?,
         (None, None) => {
             return Err(Failure::usage("no model: `model.config` and `data.tokenizer` are not set")

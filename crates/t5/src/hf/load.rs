@@ -1,21 +1,27 @@
 //! Reading a model directory, as tolerant as transformers and no more. Duplicates of a tied table may be there or
 //! not, under any of their names. Anything else that is missing, left over or mis-shaped is an error.
 
+mod stored_files;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
+use super::model_directory::ModelDirectory;
 use super::peft::AdapterDirectory;
 use super::pytorch;
 use super::safetensors::{Reader, StoredIn, are_equal, part_name};
 use crate::config::{Config, read_object};
 use crate::error::{Error, Result};
+use crate::head::{Head, WRAPPED, is_of_classifier};
+use crate::init::initial_tensor;
 use crate::levers::LayerMajor;
 use crate::parameters::{Parameter, ParameterSpec, Part};
 use crate::stored_dtypes::StoredDtypes;
 use crate::weight_file::WeightFile;
+pub(super) use stored_files::StoredFiles;
 
 /// An index has about 100 bytes a tensor, and the deepest model that is accepted has 3,000 tensors.
 const LARGEST_INDEX_BYTES: u64 = 1 << 20;
@@ -74,7 +80,7 @@ pub(crate) type Keeps<'a> = &'a dyn Fn(&ParameterSpec) -> bool;
 /// Loads configuration and parameters. Values are converted to [`ParameterSpec::dtype`] of `dtype`, and each parameter is at its place
 /// before the next is read. The values of those for which `keeps` returns false are released after they were checked.
 pub(crate) fn load(
-    directory: &Path,
+    ModelDirectory { path: directory, head, seed }: ModelDirectory,
     dtype: DType,
     device: &Device,
     (place, keeps): (Place, Keeps),
@@ -82,6 +88,11 @@ pub(crate) fn load(
 ) -> Result<(Config, Vec<Parameter>, Option<WeightFile>)> {
     let mut config = Config::from_file(&directory.join("config.json"))?;
     let stored = Files::open(directory)?;
+    // A classifier of the same kind with the same outputs is the wanted one.
+    let has_classifier = head.is_none_or(|head| *head == config.head);
+    if let Some(head) = head {
+        config = config.with_head(head.clone())?;
+    }
     config.stored = is_frozen.then(|| stored.dtypes(&config));
     config.tie_word_embeddings = stored.is_tied(&config, dtype)?;
     let file = match place {
@@ -98,6 +109,11 @@ pub(crate) fn load(
         if spec.quantisation.is_some() {
             let tensor = stored.quantised(directory, &spec, place, file)?.to_device(device)?;
             parameters.push(Parameter { name: spec.name, tensor, part: spec.part, quantisation: spec.quantisation });
+            continue;
+        }
+        if !has_classifier && is_of_classifier(&spec.name) {
+            let tensor = initial_tensor(&spec, seed, spec.dtype(dtype), device)?;
+            parameters.push(Parameter { name: spec.name, tensor, part: spec.part, quantisation: None });
             continue;
         }
         let name = stored.name_of(&spec.name);
@@ -238,10 +254,12 @@ impl Files {
         if prefix.is_empty() {
             return Ok(Files { readers, holder });
         }
-        let shown = directory.display();
-        tracing::warn!(
-            "{shown}: the names of all tensors begin with `{prefix}`, as a wrapper names them; it is left out"
-        );
+        if prefix != WRAPPED {
+            let shown = directory.display();
+            tracing::warn!(
+                "{shown}: the names of all tensors begin with `{prefix}`, as a wrapper names them; it is left out"
+            );
+        }
         let readers = readers.into_iter().map(|reader| reader.without_prefix(&prefix)).collect::<Result<_>>()?;
         let bare = |name: String| name.strip_prefix(&prefix).map_or(name.clone(), str::to_owned);
         Ok(Files { readers, holder: holder.into_iter().map(|(name, shard)| (bare(name), shard)).collect() })
@@ -363,7 +381,8 @@ impl Files {
             return Error::Directory {
                 path: directory.into(),
                 problem: "its weights are those of an encoder, without a decoder".into(),
-                hint: "text is made by a decoder: use the whole model".into(),
+                hint: "text is made by a decoder: use the whole model; `train_low_mem embed` needs only an encoder"
+                    .into(),
             };
         }
         let (tensor, expected) = (spec.name.clone(), spec.shape.clone());
@@ -396,6 +415,9 @@ impl Files {
     /// transformers 5's rule: a separate head in the file is a separate head, unless it equals
     /// the shared table. A config that says otherwise is named.
     fn is_tied(&self, config: &Config, dtype: DType) -> Result<bool> {
+        if !config.head.is_language() {
+            return Ok(false);
+        }
         let embedding = self.name_of(SHARED);
         let beside =
             || self.readers.first().map(|reader| reader.path().with_file_name("config.json")).unwrap_or_default();
@@ -457,12 +479,22 @@ impl Files {
                         got: "others (T5 has one embedding table)".into(),
                     });
                 }
-            } else if !known.contains_key(name.as_str()) && !parts.contains(name) && !name.ends_with(IGNORED) {
+            } else if !known.contains_key(name.as_str())
+                && !parts.contains(name)
+                && !name.ends_with(IGNORED)
+                && !is_of_another_head(name, &config.head)
+            {
                 return Err(Error::UnexpectedTensor { path: reader.path().into(), tensor: name.clone() });
             }
         }
         Ok(())
     }
+}
+
+/// Whether a tensor belongs to a part of a T5 that a model with this head does not have.
+fn is_of_another_head(name: &str, head: &Head) -> bool {
+    let is_of_decoder = name.starts_with("decoder.") && !head.has_decoder();
+    is_of_decoder || !head.is_language() && (name == LM_HEAD || is_of_classifier(name))
 }
 
 /// Opens a file that an index names.
@@ -480,7 +512,11 @@ fn open_part(format: Format, path: PathBuf, index: &Path) -> Result<Reader> {
 fn wrapper<'a>(mut names: impl Iterator<Item = &'a str> + Clone) -> &'a str {
     const EVERY_T5_HAS: &str = "encoder.final_layer_norm.weight";
     let prefix = names.clone().find_map(|name| name.strip_suffix(EVERY_T5_HAS)).unwrap_or_default();
-    if prefix.ends_with('.') && names.all(|name| name.starts_with(prefix)) { prefix } else { "" }
+    if prefix.ends_with('.') && names.all(|name| name.starts_with(prefix) || is_of_classifier(name)) {
+        prefix
+    } else {
+        ""
+    }
 }
 
 /// The error for a directory without readable weights.
@@ -495,70 +531,6 @@ fn without_weights(directory: &Path) -> Error {
     };
     let problem = "has no weights: expected model.safetensors or pytorch_model.bin, or the index of their parts";
     Error::Directory { path: directory.into(), problem: problem.into(), hint }
-}
-
-/// The weights of a directory, for reading a few rows at a time.
-#[derive(Debug)]
-pub(super) struct StoredFiles(Files);
-
-impl StoredFiles {
-    pub(super) fn open(directory: &Path) -> Result<StoredFiles> {
-        Files::open(directory).map(StoredFiles)
-    }
-
-    /// [`Files::is_tied`], for values in f32.
-    pub(super) fn is_tied(&self, config: &Config) -> Result<bool> {
-        self.0.is_tied(config, DType::F32)
-    }
-
-    /// Refuses files that lack a parameter of the model, have one of another shape, or have tensors that the model lacks.
-    pub(super) fn check_names(&self, directory: &Path, config: &Config) -> Result<()> {
-        let files = &self.0;
-        let specs = ParameterSpec::all(config);
-        for spec in &specs {
-            let name = files.name_of(&spec.name);
-            let reader = files.reader(name).ok_or_else(|| files.missing(directory, spec))?;
-            check_shape(reader, name, spec)?;
-        }
-        for (name, &shard) in &files.holder {
-            let is_table = EMBEDDINGS.contains(&name.as_str()) || name == LM_HEAD || name.ends_with(IGNORED);
-            if !is_table && !specs.iter().any(|spec| spec.name == *name) {
-                return Err(Error::UnexpectedTensor { path: files.readers[shard].path().into(), tensor: name.clone() });
-            }
-        }
-        Ok(())
-    }
-
-    /// The name under which a parameter is stored.
-    pub(super) fn name_of<'a>(&self, name: &'a str) -> &'a str {
-        self.0.name_of(name)
-    }
-
-    /// Some rows of a stored tensor in f32.
-    pub(super) fn rows(&self, name: &str, first: usize, count: usize) -> Result<Tensor> {
-        self.holder(name).read_rows(name, first, count, DType::F32)
-    }
-
-    /// The dtype that a tensor is stored in.
-    pub(super) fn stored_as(&self, name: &str) -> Result<DType> {
-        let reader = self.holder(name);
-        reader.stored_as(name).filter(DType::is_float).ok_or_else(|| Error::TensorMismatch {
-            path: reader.path().into(),
-            tensor: name.into(),
-            expected: "values in F32, F16, BF16 or F64".into(),
-            got: "others".into(),
-        })
-    }
-
-    /// The error for a stored tensor whose values cannot be used.
-    pub(super) fn mismatch(&self, name: &str, expected: &str, got: &dyn std::fmt::Display) -> Error {
-        let path = self.holder(self.name_of(name)).path().into();
-        Error::TensorMismatch { path, tensor: name.into(), expected: expected.into(), got: got.to_string() }
-    }
-
-    fn holder(&self, name: &str) -> &Reader {
-        self.0.reader(name).unwrap_or_else(|| panic!("`{name}` was found when the names were checked"))
-    }
 }
 
 /// Refuses a stored tensor with another shape than its parameter.

@@ -6,6 +6,7 @@
 
 mod load;
 mod merge;
+mod model_directory;
 pub mod peft;
 mod pickle;
 mod pytorch;
@@ -18,6 +19,7 @@ mod zip;
 pub(crate) use load::{Keeps, Place, copying_bytes, load};
 pub use load::{StoredWeights, weight_files};
 pub use merge::{MergedAdapter, merge_adapter_with};
+pub use model_directory::ModelDirectory;
 pub use quantise::{QuantisedWeights, quantise_with};
 pub(crate) use save::{save, save_with, serve_weights};
 pub use stored_model::StoredModel;

@@ -1,5 +1,6 @@
 //! Writing a model directory. The caller makes this atomic: there is no rename and no temporary name here.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -43,17 +44,18 @@ pub(crate) fn save_with<E: From<Error>>(
     config.set_stored_dtype(if is_bf16 { "bfloat16" } else { "float32" });
     config.tie_word_embeddings &= !has_own_head(&config);
     write_configs(directory, &config, &mut file)?;
-    let header = |&(name, index): &(&str, usize)| TensorHeader {
-        name: name.into(),
-        dtype: stored(&parameters[index]),
-        shape: parameters[index].tensor.dims().to_vec(),
+    let header = |(name, index): &(Cow<str>, usize)| TensorHeader {
+        name: name.to_string(),
+        dtype: stored(&parameters[*index]),
+        shape: parameters[*index].tensor.dims().to_vec(),
     };
     let headers: Vec<TensorHeader> = tensors.iter().map(header).collect();
     let name = "model.safetensors";
     file(name, &|sink| {
         // transformers refuses files that do not say which framework wrote them.
         let mut writer = Writer::new(&directory.join(name), sink, headers.clone(), &[("format", "pt")])?;
-        for &(name, index) in &tensors {
+        for (name, index) in &tensors {
+            let index = *index;
             let tensor = &parameters[index].tensor;
             pager.map_or(Ok(()), |pager| pager.page_in(index, tensor))?;
             writer.write(name, tensor)?;
@@ -74,13 +76,14 @@ pub(crate) fn serve_weights(config: &Config, parameters: &[Parameter], pager: &d
 }
 
 /// The tensors of a file of weights: their names, and the indices of their parameters.
-fn in_order<'a>(config: &Config, parameters: &'a [Parameter]) -> Vec<(&'a str, usize)> {
-    let mut tensors: Vec<(&str, usize)> = parameters.iter().map(|p| p.name.as_str()).zip(0..).collect();
+fn in_order<'a>(config: &Config, parameters: &'a [Parameter]) -> Vec<(Cow<'a, str>, usize)> {
+    let mut tensors: Vec<(Cow<str>, usize)> =
+        parameters.iter().map(|p| config.head.stored_name(&p.name)).zip(0..).collect();
     if has_own_head(config) {
         let shared = parameters.iter().position(|p| p.part == Part::Shared);
-        tensors.extend(shared.map(|shared| ("lm_head.weight", shared)));
+        tensors.extend(shared.map(|shared| ("lm_head.weight".into(), shared)));
     }
-    tensors.sort_by_key(|&(_, index)| std::cmp::Reverse(stored(&parameters[index]).size_in_bytes()));
+    tensors.sort_by_key(|(_, index)| std::cmp::Reverse(stored(&parameters[*index]).size_in_bytes()));
     tensors
 }
 

@@ -12,6 +12,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod block;
+pub(crate) mod classifier;
 pub(crate) mod feed_forward;
 pub(crate) mod linear;
 pub(crate) mod norm;

@@ -32,10 +32,11 @@ impl<T: Ops> Stack<T> {
             false => ("encoder", config.num_layers),
             true => ("decoder", config.num_decoder_layers),
         };
-        let tables = if config.family.has_a_table_in_every_block() { blocks } else { 1 };
+        let tables = if config.family.has_a_table_in_every_block() { blocks } else { blocks.min(1) };
         let table =
             |block| weights.get(format!("{name}.block.{block}.layer.0.SelfAttention.relative_attention_bias.weight"));
-        let norm = format!("{name}.final_layer_norm.weight");
+        // A decoder that is not there has no norm, and never asks for one.
+        let norm = format!("{}.final_layer_norm.weight", if blocks == 0 { "encoder" } else { name });
         Ok(Stack {
             blocks: (0..blocks).map(|block| Block::new(weights, config, decoder, block)).collect::<Result<_>>()?,
             tables: (0..tables).map(table).collect(),

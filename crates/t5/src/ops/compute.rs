@@ -256,6 +256,33 @@ impl Ops for Tensor {
         Ok(t5_ops::magnitude_backward(dy, z, lengths, dmagnitude)?)
     }
 
+    fn plus_row(&self, row: &Self) -> Result<Self> {
+        Ok(self.broadcast_add(&row.to_dtype(self.dtype())?)?)
+    }
+
+    fn add_rows_to(&self, sums: &Self) -> Result<()> {
+        let rows = self.as_rows()?.to_dtype(sums.dtype())?;
+        Ok(t5_ops::add_in_place(sums, &rows.sum(0)?)?)
+    }
+
+    fn tanh(&self) -> Result<Self> {
+        Ok(Tensor::tanh(self)?)
+    }
+
+    fn tanh_backward(&self, dy: &Self) -> Result<Self> {
+        Ok((dy * self.sqr()?.affine(-1.0, 1.0)?)?)
+    }
+
+    fn squared_error_backward(&self, right: &[u32], scale: f64) -> Result<(LossSums, Self)> {
+        let numbers = self.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+        let errors: Vec<f64> =
+            numbers.iter().zip(right).map(|(number, right)| number - f64::from(f32::from_bits(*right))).collect();
+        let loss: f64 = errors.iter().map(|error| error * error).sum();
+        let gradient: Vec<f64> = errors.iter().map(|error| 2.0 * scale * error).collect();
+        let gradient = Tensor::from_vec(gradient, Ops::dims(self), self.device())?.to_dtype(self.dtype())?;
+        Ok((loss.into(), gradient))
+    }
+
     fn set_positions(&self, rows: &Self, position: usize) -> Result<()> {
         Ok(self.slice_set(rows, 1, position)?)
     }

@@ -496,6 +496,30 @@ impl Ops for Counted {
         Ok(())
     }
 
+    fn plus_row(&self, _: &Self) -> Result<Self> {
+        Ok(self.like())
+    }
+
+    fn add_rows_to(&self, sums: &Self) -> Result<()> {
+        // The rows in the sums' dtype, and their sum.
+        let width = sums.dtype.size_in_bytes() as u64;
+        self.sums().note_transient((self.elements() + self.width() as u64) * width);
+        Ok(())
+    }
+
+    fn tanh(&self) -> Result<Self> {
+        Ok(self.like())
+    }
+
+    fn tanh_backward(&self, dy: &Self) -> Result<Self> {
+        self.sums().note_transient(2 * Ops::bytes(self));
+        Ok(dy.like())
+    }
+
+    fn squared_error_backward(&self, _: &[u32], _: f64) -> Result<(LossSums, Self)> {
+        Ok((LossSums::default(), self.like()))
+    }
+
     fn set_positions(&self, _: &Self, _: usize) -> Result<()> {
         Ok(())
     }

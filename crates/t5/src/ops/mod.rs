@@ -251,6 +251,17 @@ pub trait Ops: Clone + Debug + Sized {
     /// Adds to `dmagnitude` (D) the sums over rows of `dy z`, (.., D), over `lengths` (D).
     fn magnitude_backward(dy: &Self, z: &Self, lengths: &Self, dmagnitude: &Self) -> Result<()>;
 
+    /// `self` (.., N) plus a vector (N), in new memory.
+    fn plus_row(&self, row: &Self) -> Result<Self>;
+    /// Adds the sums over rows of `self` (.., N) to `sums` (N).
+    fn add_rows_to(&self, sums: &Self) -> Result<()>;
+    /// The hyperbolic tangent of each element.
+    fn tanh(&self) -> Result<Self>;
+    /// The gradient of the argument of [`Ops::tanh`], whose result is `self`.
+    fn tanh_backward(&self, dy: &Self) -> Result<Self>;
+    /// The sum of the squared errors of numbers (R, .., 1) whose right values are the bits of f32, and its gradient times `scale`.
+    fn squared_error_backward(&self, right: &[u32], scale: f64) -> Result<(LossSums, Self)>;
+
     /// Writes `rows` (B, n, D) over the positions of `self` (B, T, D) from `position` on.
     fn set_positions(&self, rows: &Self, position: usize) -> Result<()>;
     /// Writes keys and values (B, 1, D) over a position of two caches (B, T, D).

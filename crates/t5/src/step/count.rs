@@ -484,9 +484,44 @@ impl Counter {
         InferenceCount { cache: 0, loss, workspace, packed, multiply_adds, on_host, with_weights }
     }
 
+    /// The peak of the stacks' output, and of a classifier, beside the parameters: of a model that makes no text.
+    fn outputs(&self, samples: usize, source_tokens: usize) -> InferenceCount {
+        let (ledger, network) = (self.rehearsal.ledger(), self.rehearsal.network());
+        let events = Outline::inference(&self.config, false).forward_only(true);
+        let batch = rehearsal::batch(ledger, Shape { samples, source_tokens, target_tokens: source_tokens });
+        let cx = StepContext { dropout: 0.0, ..*self.rehearsal.cx() };
+        ledger.begin();
+        let live = ledger.live();
+        let step = infer(network, &events, &cx, std::slice::from_ref(&batch), &|| false).expect("counting cannot fail");
+        if let (Some(z), true) = (step.and_then(|mut step| step.take_output()), self.config.head.labels().is_some()) {
+            drop(network.class_logits(&z, &batch).expect("counting cannot fail"));
+        }
+        let (packed, multiply_adds) = (ledger.kept().total(), ledger.work().all);
+        let (peak, with_weights) = (ledger.peak() - live, ledger.peak_with_weights() - live);
+        // The output in f32 on the host, and what is made of it.
+        let on_host = (2 * samples * source_tokens * self.config.d_model * size_of::<f32>()) as u64;
+        let (beside, on_host) = match ledger.is_on_device() {
+            true => (0, ledger.on_host() + on_host),
+            false => (on_host, ledger.on_host()),
+        };
+        let workspace = peak + beside;
+        InferenceCount {
+            cache: 0,
+            loss: 0,
+            workspace,
+            packed,
+            multiply_adds,
+            on_host,
+            with_weights: with_weights + beside,
+        }
+    }
+
     /// The peak of [`crate::T5::generate`] beside the parameters, for one batch of sources.
     pub fn generation(&self, samples: usize, source_tokens: usize, answer: &AnswerShape) -> InferenceCount {
         let &AnswerShape { max_new_tokens, rows, .. } = answer;
+        if !self.config.head.is_language() {
+            return self.outputs(samples, source_tokens);
+        }
         if max_new_tokens == 0 || samples == 0 {
             return InferenceCount::default();
         }

@@ -276,7 +276,7 @@ impl<'a, T: Ops> Step<'a, T> {
             Event::Loss { of } => {
                 for i in of.clone() {
                     let Some(z) = self.slots[i].x.take() else { continue };
-                    self.losses += self.network.loss(&z, &self.batches[i].labels, self.cx.loss_chunk_rows)?.into();
+                    self.losses += self.network.loss(&z, &self.batches[i], self.cx.loss_chunk_rows)?.into();
                 }
             }
             Event::LossOfSamples { of } => {

@@ -277,11 +277,18 @@ impl Outline<'_> {
 
     fn forward_of(self, of: Range<usize>, decoder: bool) -> Vec<Event> {
         let mut events = Vec::new();
-        let stacks: &[bool] = if decoder { &[false, true] } else { &[false] };
-        for &decoder in stacks {
-            self.forward_stack(decoder, of.clone(), &[], 0, &mut events);
-        }
+        let stacks = self.stacks().iter().filter(|stack| decoder || !**stack);
+        stacks.for_each(|&decoder| self.forward_stack(decoder, of.clone(), &[], 0, &mut events));
         events
+    }
+
+    fn has_decoder(self) -> bool {
+        self.reach.decoder.blocks() > 0
+    }
+
+    /// The stacks, each by whether it is the decoder.
+    fn stacks(self) -> &'static [bool] {
+        if self.has_decoder() { &[false, true] } else { &[false] }
     }
 
     /// The loss of a micro-batch, without gradients.
@@ -373,7 +380,7 @@ impl Outline<'_> {
         let recompute_blocks = if again == 0 { self.recompute_blocks } else { usize::MAX };
         let outline = Outline { recompute_blocks, ..self };
         let mut events = Vec::new();
-        for decoder in [false, true] {
+        for &decoder in self.stacks() {
             outline.forward_stack(decoder, 0..n, &units, in_memory, &mut events);
         }
         let head = if shards.is_empty() { vec![Event::Head { of: 0..n }] } else { Vec::new() };
@@ -431,7 +438,7 @@ impl Outline<'_> {
 
     /// Forward of both stacks and the head, with the first `in_memory` of `units` saving in memory.
     fn forward(self, of: Range<usize>, units: &[Unit], in_memory: usize, events: &mut Vec<Event>) {
-        for decoder in [false, true] {
+        for &decoder in self.stacks() {
             self.forward_stack(decoder, of.clone(), units, in_memory, events);
         }
         self.head([Event::Head { of }], events);
@@ -448,7 +455,7 @@ impl Outline<'_> {
                 Unit::Block { block, .. } if block + 1 < reach.blocks() => {
                     Some(Unit::Block { decoder, block: block + 1 }.part())
                 }
-                Unit::Block { .. } if decoder => Some(Part::LmHead),
+                Unit::Block { .. } if decoder || !self.has_decoder() => Some(Part::LmHead),
                 Unit::Block { .. } => Some(Part::Decoder { block: 0 }),
                 Unit::Norm { .. } => None,
             };
@@ -522,7 +529,7 @@ impl Outline<'_> {
     fn backward(self, of: Range<usize>, pass: &Pass, events: &mut Vec<Event>) {
         let &Pass { units, stage, again, hand_over, completes, shards } = pass;
         let is_last_pass = stage == Stage::Apply || again == 0;
-        let wants_source = units.iter().any(|unit| !unit.is_decoder());
+        let wants_source = self.has_decoder() && units.iter().any(|unit| !unit.is_decoder());
         // The gradients of a unit are summed while the next unit is computed.
         let (lag, mut behind) = (usize::from(self.overlaps), None);
         events.push(Event::Begin { of: of.clone(), is_last_use: is_last_pass, wants_source });

@@ -1,6 +1,5 @@
 //! `train_low_mem generate`: answers of a model, by greedy decoding, beam search or sampling.
 
-mod prompts;
 mod stream;
 
 use std::cell::{Cell, RefCell};
@@ -14,6 +13,7 @@ use t5::peft::AdapterDirectory;
 use t5::{Answer, GenerateOptions, T5, Watch};
 
 use crate::answers::inference::{Asked, Shape};
+use crate::answers::prompts::{self, Inputs, Limits};
 use crate::cli::answer_flags::GenerateArgs;
 use crate::config::generation::Generation;
 use crate::config::{PricesFrom, Values};
@@ -23,7 +23,6 @@ use crate::machine::stages::{self, Stages};
 use crate::model::model_directory;
 use crate::model::model_directory::Adapted;
 use crate::screen::report;
-use prompts::Limits;
 use stream::Streamed;
 
 /// The longest answer, unless a flag or the model gives a limit.
@@ -41,7 +40,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let mut stages = Stages::begin()?;
     let device = device::named(flags.device.as_deref())?;
     let Adapted { directory, adapter } = model_directory::find_as_trained(model, flags.adapter.as_deref())?;
-    let mut config = t5::Config::from_file(&directory.join("config.json"))?;
+    let mut config = t5::Config::from_file(&directory.join("config.json"))?.with_head(t5::Head::Language)?;
     if let Some(adapter) = &adapter {
         config = config.with_adapter(AdapterDirectory::open(adapter, &config)?.lora(&config))?;
     }
@@ -70,7 +69,10 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let most = if flags.stream { 1 } else { flags.batch_samples };
     let samples = prompts.map_or(most, |prompts| most.min(prompts.max(1)));
     let now = SystemProbe::new().snapshot()?;
-    let mut limits = Limits::of(flags, budgets.process.resolve(&now), &now)?.into_iter().peekable();
+    let typed: Vec<String> = flags.prompts.iter().chain(&flags.prompt).cloned().collect();
+    let column = ("--prompt-column", flags.prompt_column.as_deref().unwrap_or("prompt"));
+    let inputs = Inputs { typed: &typed, file: flags.input.as_deref(), column, text: &flags.text };
+    let mut limits = Limits::of(inputs, budgets.process.resolve(&now), &now)?.into_iter().peekable();
     let (planned, limits) = loop {
         let Some(within) = limits.next() else { return Err(Failure::internal("an input without limits")) };
         let shape = Shape {
@@ -88,7 +90,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let (model, plan) = (planned.load()?, &planned.plan);
     let mut answering =
         Answering { model: &model, tokenizer: &tokenizer, flags, options: decoding, answered: 0, cut: Vec::new() };
-    answering.all(plan.step.evaluation_samples, limits)?;
+    answering.all(plan.step.evaluation_samples, inputs, limits)?;
     if let Some(first) = answering.cut.first() {
         let (cut, all) = (counted(answering.cut.len() as u64), plural(answering.answered, "prompt"));
         report::note(&format!(
@@ -151,9 +153,9 @@ struct Answering<'a> {
 
 impl Answering<'_> {
     /// Answers every prompt, `at_a_time` prompts together.
-    fn all(&mut self, at_a_time: usize, limits: Limits) -> Outcome<()> {
+    fn all(&mut self, at_a_time: usize, inputs: Inputs<'_>, limits: Limits) -> Outcome<()> {
         let (mut waiting, mut text_bytes) = (Vec::new(), 0);
-        for prompt in prompts::prompts(self.flags, limits)? {
+        for prompt in prompts::prompts(inputs, limits)? {
             let prompt = prompt?;
             let (source, is_cut) = self.source(&prompt)?;
             let text = if self.flags.json { prompt } else { String::new() };

@@ -42,7 +42,7 @@ impl Named {
         let named = flags.named.as_ref().or(flags.model.as_ref());
         let named = named.ok_or_else(|| Failure::usage("no model is named"))?;
         let Adapted { directory, adapter } = model_directory::find_as_trained(named, None)?;
-        let base = t5::Config::from_file(&directory.join("config.json"))?;
+        let base = t5::Config::from_file(&directory.join("config.json"))?.with_head(t5::Head::Language)?;
         let (values, most_new_tokens) = flags.decoding.over(&base)?;
         let tokenizer = flags.decoding.tokenizer(&directory, &base, &values)?;
         stages.ends(stages::TOKENIZER)?;

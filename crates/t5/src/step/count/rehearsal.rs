@@ -200,6 +200,11 @@ impl Rehearsal {
         self.like[usize::from(decoder)].len()
     }
 
+    /// Whether there is a decoder.
+    pub fn has_decoder(&self) -> bool {
+        self.network.has_decoder()
+    }
+
     /// Whether the position tables of the encoder and of the decoder are trained.
     pub fn trains_tables(&self) -> [&[bool]; 2] {
         self.trains_tables.each_ref().map(Vec::as_slice)
@@ -245,7 +250,7 @@ impl Rehearsal {
             let tokens = if decoder { shape.target_tokens } else { shape.source_tokens };
             ledger.tensor(&[shape.samples, tokens, d_model], cx.activations)
         };
-        let of = 0..1;
+        let (of, last) = (0..1, self.network.has_decoder());
         let mut run = |step: &mut Step<Counted>, event: Event| {
             step.run(&[event], &mut gradients, &mut Interrupts(&|| false)).map(|_| ())
         };
@@ -263,11 +268,11 @@ impl Rehearsal {
                 Event::Forward { unit, of, keep, in_memory: true }
             }
             Scene::Head { .. } => {
-                step.set_activations(x(true));
+                step.set_activations(x(last));
                 Event::Head { of }
             }
             Scene::Begin => {
-                step.set_output_gradient(x(true));
+                step.set_output_gradient(x(last));
                 Event::Begin { of, is_last_use: false, wants_source: false }
             }
             Scene::Enter { decoder } => {
@@ -292,7 +297,7 @@ impl Rehearsal {
                 if scene.keeps_dz {
                     step.set_output_gradient(gradient.clone());
                 }
-                let is_encoder_norm = matches!(scene.unit, Unit::Norm { decoder: false });
+                let is_encoder_norm = last && matches!(scene.unit, Unit::Norm { decoder: false });
                 let source = match scene.source {
                     _ if is_encoder_norm => SourceGradient::Wanted(Some(gradient.clone())),
                     Source::NotWanted => SourceGradient::NotWanted,

@@ -374,7 +374,7 @@ impl<'a> Tally<'a> {
             unit: rehearsal.like(unit),
             keep,
             is_last_use: is_last_use || !in_memory,
-            keeps_dz: self.keeps_dz && matches!(unit, Unit::Norm { decoder: true }),
+            keeps_dz: self.keeps_dz && unit == Unit::Norm { decoder: rehearsal.has_decoder() },
             passes_on,
             trains_table,
             is_first: is_block && self.is_first,

@@ -6,7 +6,7 @@ use std::path::Path;
 use memory_policy::{Bytes, MemorySnapshot};
 use row_files::{Column, Encoding, Form, Kind, ReadOptions, Row, RowFault, Rows};
 
-use crate::cli::answer_flags::GenerateArgs;
+use crate::cli::row_flags::TextFlags;
 use crate::data::row_data;
 use crate::failure::{Failure, Outcome};
 use crate::screen::lines::Lines;
@@ -15,6 +15,19 @@ use crate::screen::lines::Lines;
 pub const MAX_PROMPT_BYTES: usize = 1 << 20;
 
 const MOST: Bytes = Bytes(MAX_PROMPT_BYTES as u64);
+
+/// Where prompts come from.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    /// Prompts of the command line, which come first.
+    pub typed: &'a [String],
+    /// A file of lines or rows.
+    pub file: Option<&'a Path>,
+    /// The flag that names the column of rows, and the column.
+    pub column: (&'static str, &'a str),
+    /// How text files are read.
+    pub text: &'a TextFlags,
+}
 
 /// How much of a file is in memory while prompts are read from it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,11 +43,11 @@ impl Limits {
     ///
     /// # Errors
     /// The input has rows, and cannot be read.
-    pub fn of(flags: &GenerateArgs, budget: Bytes, now: &MemorySnapshot) -> Outcome<Vec<Self>> {
-        let Some(input) = flags.input.as_deref().filter(|input| is_data(input)) else {
+    pub fn of(inputs: Inputs<'_>, budget: Bytes, now: &MemorySnapshot) -> Outcome<Vec<Self>> {
+        let Some(input) = inputs.file.filter(|input| is_data(input)) else {
             return Ok(vec![Self::default()]);
         };
-        let kind = Kind::detect(input, &flags.text.options().within(0, 0, 0))?;
+        let kind = Kind::detect(input, &inputs.text.options().within(0, 0, 0))?;
         // Of parquet, only the prompts are read.
         let is_parquet = kind.form == Form::Parquet;
         let longest = kind.longest_possible_row(input).min(if is_parquet { MAX_PROMPT_BYTES as u64 } else { u64::MAX });
@@ -50,12 +63,12 @@ impl Limits {
 const SHARE_OF_ROWS: u64 = 4;
 
 /// The prompts, read within these limits. Those on the command line come first.
-pub fn prompts(flags: &GenerateArgs, limits: Limits) -> Outcome<Box<dyn Iterator<Item = Outcome<String>> + '_>> {
-    let typed = flags.prompts.iter().chain(&flags.prompt).cloned().map(Ok);
-    Ok(match &flags.input {
+pub fn prompts(inputs: Inputs<'_>, limits: Limits) -> Outcome<Box<dyn Iterator<Item = Outcome<String>> + '_>> {
+    let typed = inputs.typed.iter().cloned().map(Ok);
+    Ok(match inputs.file {
         None => Box::new(typed),
-        Some(input) if is_data(input) => Box::new(typed.chain(rows(input, flags, limits)?)),
-        Some(input) => Box::new(typed.chain(lines(input, flags.text.encoding)?)),
+        Some(input) if is_data(input) => Box::new(typed.chain(rows(input, inputs, limits)?)),
+        Some(input) => Box::new(typed.chain(lines(input, inputs.text.encoding)?)),
     })
 }
 
@@ -84,14 +97,14 @@ fn lines(input: &Path, encoding: Option<Encoding>) -> Outcome<impl Iterator<Item
 /// The texts of a column. A row without a text ends the answers, because each answer belongs to a row.
 fn rows<'a>(
     input: &'a Path,
-    flags: &'a GenerateArgs,
+    inputs: Inputs<'a>,
     limits: Limits,
 ) -> Outcome<impl Iterator<Item = Outcome<String>> + 'a> {
-    let column = flags.prompt_column.as_deref().unwrap_or("prompt");
-    let kind = Kind::detect(input, &flags.text.options().within(limits.bytes, 0, 0))?;
+    let (flag, column) = inputs.column;
+    let kind = Kind::detect(input, &inputs.text.options().within(limits.bytes, 0, 0))?;
     if !kind.columns.iter().any(|name| name == column) {
         return Err(Failure::unusable(format!("{}: no column `{column}`", input.display()))
-            .hint(format!("use `--prompt-column` with one of: {}", kind.columns.join(", "))));
+            .hint(format!("use `{flag}` with one of: {}", kind.columns.join(", "))));
     }
     let mut rows = Rows::open(input, &kind, &[Column::text(column)], false)?;
     let mut row = Row::default();
@@ -118,8 +131,7 @@ fn rows<'a>(
 }
 
 fn too_long(what: String) -> Failure {
-    Failure::unusable(what)
-        .hint("a model reads some thousand tokens of a prompt; cut it, or name another `--prompt-column`")
+    Failure::unusable(what).hint("a model reads some thousand tokens of a prompt; cut it, or name another column")
 }
 
 fn of_row(error: &row_files::RowError) -> Failure {

@@ -1,0 +1,192 @@
+//! `train_low_mem embed`: a vector of each text, with a model's encoder.
+//!
+//! Texts are read as a stream. A window of them is sorted by length and computed in batches of about the same number of tokens, so that
+//! little is padded. The vectors are written in the order of the texts.
+
+mod vector_file;
+
+use std::time::Instant;
+
+use dataloader::Side;
+use memory_policy::{Probe, SystemProbe, counted, plural};
+use planner::{AnswerBytes, Pins};
+use serde_json::json;
+use t5::{AnswerShape, Head, T5};
+
+use crate::answers::inference::{Asked, Shape};
+use crate::answers::prompts::{self, Inputs, Limits};
+use crate::cli::embed_flags::EmbedArgs;
+use crate::config::PricesFrom;
+use crate::failure::{Exit, Failure, Outcome};
+use crate::machine::device;
+use crate::machine::stages::{self, Stages};
+use crate::model::model_directory;
+use crate::screen::report;
+use crate::screen::stop::{self, Stop};
+use vector_file::VectorFile;
+
+/// The texts that are sorted together, in batches of texts of full length.
+const BATCHES_SORTED_TOGETHER: usize = 16;
+
+/// Writes the vectors.
+pub fn embed(flags: &EmbedArgs) -> Outcome<()> {
+    if flags.max_source_tokens < 2 {
+        return Err(Failure::usage("`--max-source-tokens`: expected at least 2, for one token and EOS"));
+    }
+    let form = vector_file::Form::of(&flags.output)?;
+    let stop = Stop::on_signals()?;
+    stop.ends_with(stop::without_result);
+    let mut stages = Stages::begin()?;
+    let device = device::named(flags.device.as_deref())?;
+    let directory = model_directory::find(&flags.model)?;
+    let config = t5::Config::from_file(&directory.join("config.json"))?.with_head(Head::Encoder)?;
+    let tokenizer = model_directory::tokenizer(&directory)?;
+    model_directory::check_size(&config, &tokenizer)?;
+    stages.ends(stages::TOKENIZER)?;
+    let budgets = flags.weights.budgets()?;
+    let asked = Asked {
+        directory: &directory,
+        adapter: None,
+        config: &config,
+        device: device.as_ref(),
+        prices: PricesFrom::of_environment(),
+        activations: trainer::Precision::from(flags.precision).activations(),
+        parameters: None,
+        flags: &flags.weights,
+        stages: &stages,
+    };
+    let column = ("--text-column", flags.text_column.as_str());
+    let inputs = Inputs { typed: &[], file: Some(&flags.input), column, text: &flags.text };
+    let now = SystemProbe::new().snapshot()?;
+    let mut limits = Limits::of(inputs, budgets.process.resolve(&now), &now)?.into_iter().peekable();
+    let window = flags.batch_samples.max(1) * BATCHES_SORTED_TOGETHER;
+    let (planned, limits) = loop {
+        let Some(within) = limits.next() else { return Err(Failure::internal("an input without limits")) };
+        let held = window_bytes(window, flags.max_source_tokens, config.d_model) + form.bytes(config.d_model);
+        let text = 2 * prompts::MAX_PROMPT_BYTES as u64 + within.bytes;
+        let shape = Shape {
+            prompts: planner::Reading { rows: held + text, batch: held },
+            ..Shape::of_answers(flags.batch_samples.max(1), flags.max_source_tokens, AnswerShape::greedy(1))
+        };
+        match asked.clone().plan(&shape, None, (budgets, &Pins::default())) {
+            Err(failure) if failure.exit == Exit::DoesNotFit && limits.peek().is_some() => {}
+            planned => break (planned?, within),
+        }
+    };
+    if flags.weights.dry_run {
+        return report::result(&planned.bill());
+    }
+    let (model, bytes) = (planned.load()?, planned.answer_bytes()?);
+    let begin = || VectorFile::begin(form, &flags.output, config.d_model);
+    let file = stop.remove_at_end(begin, VectorFile::leftover)?;
+    let most = (planned.plan.step.evaluation_samples, flags.max_source_tokens);
+    let mut embedding = Embedding { model: &model, flags, bytes, most, file, texts: 0, tokens: 0, cut: (0, None) };
+    let began = Instant::now();
+    let mut waiting = Vec::with_capacity(window);
+    for text in prompts::prompts(inputs, limits)? {
+        waiting.push(embedding.source(&text?, &tokenizer)?);
+        if waiting.len() == window {
+            embedding.add(&std::mem::take(&mut waiting))?;
+        }
+    }
+    embedding.add(&waiting)?;
+    let seconds = began.elapsed().as_secs_f64();
+    let Embedding { file, tokens, cut, .. } = embedding;
+    let rows = file.finish()?;
+    if let (cut, Some(first)) = cut {
+        report::note(&format!(
+            "{} of {} had more than {} tokens and were cut; the first is text {}; `--max-source-tokens N` reads more",
+            counted(cut),
+            plural(rows, "text"),
+            flags.max_source_tokens,
+            counted(first)
+        ));
+    }
+    #[expect(clippy::cast_precision_loss, reason = "counts of tokens")]
+    let rate = tokens as f64 / seconds.max(f64::MIN_POSITIVE);
+    if flags.json {
+        let mut line = json!({
+            "rows": rows, "dimensions": config.d_model, "tokens": tokens, "cut_rows": cut.0, "seconds": seconds,
+            "tokens_per_second": rate, "output": flags.output.display().to_string(),
+        });
+        planned.add_peaks(&mut line)?;
+        return report::result(&format!("{line}\n"));
+    }
+    report::note(&format!(
+        "{}: {} of {} numbers, {rate:.0} tokens/s",
+        flags.output.display(),
+        plural(rows, "vector"),
+        counted(config.d_model as u64)
+    ));
+    if flags.weights.memory_budget.is_some() {
+        report::note(&planned.peaks_in_words()?);
+    }
+    Ok(())
+}
+
+/// The most bytes of a window: tokens, vectors, and their order.
+fn window_bytes(rows: usize, tokens: usize, width: usize) -> u64 {
+    // A vector is computed, and copied to its place.
+    (rows * (4 * tokens + 8 * width + 64)) as u64
+}
+
+struct Embedding<'a> {
+    model: &'a T5,
+    flags: &'a EmbedArgs,
+    bytes: AnswerBytes,
+    /// The planned batch: its samples, and their tokens.
+    most: (usize, usize),
+    file: VectorFile,
+    texts: u64,
+    tokens: u64,
+    /// The number of texts that were cut, and the first of them, counted from 1.
+    cut: (u64, Option<u64>),
+}
+
+impl Embedding<'_> {
+    /// The tokens of a text, with EOS.
+    fn source(&mut self, text: &str, tokenizer: &dataloader::Tokenizer) -> Outcome<Vec<u32>> {
+        let room = self.flags.max_source_tokens - 1;
+        let side = tokenizer.truncation_side().unwrap_or(Side::Right);
+        let (mut ids, is_cut) = tokenizer.encode_prompt(&self.flags.source_prefix, text, room, side)?;
+        self.tokens += ids.len() as u64 + 1;
+        ids.extend(self.model.config().eos_token_ids.first().copied());
+        self.texts += 1;
+        if is_cut {
+            self.cut = (self.cut.0 + 1, self.cut.1.or(Some(self.texts)));
+        }
+        Ok(ids)
+    }
+
+    /// Computes and writes the vectors of a window of texts.
+    fn add(&mut self, sources: &[Vec<u32>]) -> Outcome<()> {
+        let width = self.model.config().d_model;
+        let mut order: Vec<usize> = (0..sources.len()).collect();
+        order.sort_by_key(|&row| std::cmp::Reverse(sources[row].len()));
+        let mut vectors = vec![0.0; sources.len() * width];
+        let mut rest = order.as_slice();
+        let activations = trainer::Precision::from(self.flags.precision).activations();
+        while let Some(&longest) = rest.first() {
+            let (batch, later) = rest.split_at(self.samples(sources[longest].len()).min(rest.len()));
+            let of_batch: Vec<&[u32]> = batch.iter().map(|&row| sources[row].as_slice()).collect();
+            let made = self.model.vectors(&of_batch, self.flags.pooling.into(), self.flags.normalize, activations)?;
+            for (&row, vector) in batch.iter().zip(made.chunks(width)) {
+                vectors[row * width..][..width].copy_from_slice(vector);
+            }
+            rest = later;
+        }
+        self.file.add(&vectors)
+    }
+
+    /// How many texts of this many tokens take at most the bytes of the planned batch.
+    fn samples(&self, tokens: usize) -> usize {
+        let (samples, longest) = self.most;
+        let bytes = |samples, tokens| self.bytes.count(samples, tokens, AnswerShape::greedy(1));
+        let most = bytes(samples, longest);
+        let mut many = samples * longest / tokens.max(1);
+        while many > samples && bytes(many, tokens) > most {
+            many = (many * 7 / 8).max(samples);
+        }
+        many
+    }
+}

@@ -1,0 +1,154 @@
+//! [`Head`]: the part of a model above its stacks, and so the class of transformers that a directory names.
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value, json};
+use t5_ops::IGNORED_LABEL;
+
+use crate::family::Family;
+
+/// What transformers' classes put before the names of all parameters but the classifier's.
+pub(crate) const WRAPPED: &str = "transformer.";
+
+/// The part of a model above its stacks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Head {
+    /// A logit of each entry of the vocabulary: `T5ForConditionalGeneration`.
+    #[default]
+    Language,
+    /// None, and no decoder: `T5EncoderModel`. The encoder's output is the result.
+    Encoder,
+    /// A label or a number for a source, from the decoder's output at its last token: `T5ForSequenceClassification`.
+    Sequence(Labels),
+    /// A label for each token of a source, without a decoder: `T5ForTokenClassification`.
+    Tokens(Labels),
+}
+
+/// The outputs of a classifier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Labels {
+    /// The label of each output.
+    pub names: Vec<String>,
+    /// Whether the one output is a number.
+    pub is_number: bool,
+}
+
+impl Labels {
+    /// Labels with these names.
+    pub fn named(names: Vec<String>) -> Labels {
+        Labels { names, is_number: false }
+    }
+
+    /// One number.
+    pub fn number() -> Labels {
+        Labels { names: vec!["LABEL_0".into()], is_number: true }
+    }
+
+    /// The index of a label.
+    pub fn index(&self, name: &str) -> Option<u32> {
+        self.names.iter().position(|other| other == name).map(|index| index as u32)
+    }
+
+    /// The labels in a `config.json`, with transformers' defaults.
+    fn of(raw: &Map<String, Value>) -> Labels {
+        let named = raw.get("id2label").and_then(Value::as_object).map(|names| {
+            let mut names: Vec<(u64, String)> =
+                names.iter().filter_map(|(id, name)| Some((id.parse().ok()?, name.as_str()?.to_owned()))).collect();
+            names.sort();
+            names.into_iter().map(|(_, name)| name).collect::<Vec<_>>()
+        });
+        let count = raw.get("num_labels").and_then(Value::as_u64).unwrap_or(2).min(1 << 16);
+        let names = named.unwrap_or_else(|| (0..count).map(|id| format!("LABEL_{id}")).collect());
+        let kind = raw.get("problem_type").and_then(Value::as_str);
+        Labels { is_number: kind == Some("regression") || kind.is_none() && names.len() == 1, names }
+    }
+}
+
+impl Head {
+    /// The head of the class that a `config.json` names.
+    pub(crate) fn of(family: Family, raw: &Map<String, Value>) -> Head {
+        let class = raw.get("architectures").and_then(|names| names.get(0)).and_then(Value::as_str).unwrap_or_default();
+        match class.strip_prefix(&family.model_type().to_uppercase()) {
+            Some("EncoderModel") => Head::Encoder,
+            Some("ForSequenceClassification") => Head::Sequence(Labels::of(raw)),
+            Some("ForTokenClassification") => Head::Tokens(Labels::of(raw)),
+            _ => Head::Language,
+        }
+    }
+
+    /// The class of transformers.
+    pub fn architecture(&self, family: Family) -> String {
+        let class = match self {
+            Head::Language => "ForConditionalGeneration",
+            Head::Encoder => "EncoderModel",
+            Head::Sequence(_) => "ForSequenceClassification",
+            Head::Tokens(_) => "ForTokenClassification",
+        };
+        format!("{}{class}", family.model_type().to_uppercase())
+    }
+
+    /// Whether a decoder is below the head.
+    pub fn has_decoder(&self) -> bool {
+        matches!(self, Head::Language | Head::Sequence(_))
+    }
+
+    /// Whether the model makes text.
+    pub fn is_language(&self) -> bool {
+        *self == Head::Language
+    }
+
+    /// The outputs of a classifier.
+    pub fn labels(&self) -> Option<&Labels> {
+        match self {
+            Head::Language | Head::Encoder => None,
+            Head::Sequence(labels) | Head::Tokens(labels) => Some(labels),
+        }
+    }
+
+    /// The name of a parameter in the model's files.
+    pub(crate) fn stored_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
+        if self.labels().is_some() && !is_of_classifier(name) { format!("{WRAPPED}{name}").into() } else { name.into() }
+    }
+
+    /// The entries of a `config.json` that name the labels.
+    pub(crate) fn entries(&self) -> Vec<(&'static str, Value)> {
+        let Some(Labels { names, is_number }) = self.labels() else { return Vec::new() };
+        let ids: Map<_, _> = names.iter().enumerate().map(|(id, name)| (id.to_string(), json!(name))).collect();
+        let labels: Map<_, _> = names.iter().enumerate().map(|(id, name)| (name.clone(), json!(id))).collect();
+        let mut entries = vec![("id2label", Value::Object(ids)), ("label2id", Value::Object(labels))];
+        if let Head::Sequence(_) = self {
+            let kind = if *is_number { "regression" } else { "single_label_classification" };
+            entries.push(("problem_type", kind.into()));
+        }
+        entries
+    }
+
+    /// The tokens that both stacks compute for a sample: of the source, and of the decoder's input.
+    pub fn lengths(&self, source: usize, target: usize) -> (usize, usize) {
+        match self {
+            Head::Language => (source, target),
+            Head::Sequence(_) => (source, source),
+            Head::Encoder | Head::Tokens(_) => (source, 1),
+        }
+    }
+
+    /// Targets that fit these sources, for a rehearsal.
+    pub fn targets_like(&self, sources: &[Vec<u32>]) -> Vec<Vec<u32>> {
+        let of = |source: &Vec<u32>| match self {
+            Head::Language | Head::Encoder => source.clone(),
+            Head::Sequence(_) => vec![0],
+            Head::Tokens(_) => vec![0; source.len()],
+        };
+        sources.iter().map(of).collect()
+    }
+}
+
+/// The number of a target's entries that have a loss.
+pub fn counted_labels(target: &[u32]) -> u64 {
+    target.iter().filter(|label| **label != IGNORED_LABEL).count() as u64
+}
+
+/// Whether a parameter belongs to a classifier.
+pub(crate) fn is_of_classifier(name: &str) -> bool {
+    name.starts_with("classif")
+}

@@ -1,0 +1,123 @@
+//! The layers of a classifier over some rows of a stack's output, with their loss.
+//!
+//! For a label of each token this is one linear layer with a bias. For a label of a source it is transformers' `T5ClassificationHead`:
+//! dropout, a linear layer, tanh, dropout, a linear layer.
+//!
+//! Shapes: B samples, n rows of each, D model size, N outputs.
+
+use t5_ops::{Dropout, LossSums, TokenLoss};
+
+use super::Weights;
+use crate::config::Config;
+use crate::context::{Noise, classifier_site};
+use crate::error::Result;
+use crate::gradients::Gradients;
+use crate::head::{Head, Labels};
+use crate::ops::Ops;
+use crate::parameters::Weight;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Classifier<T> {
+    dense: Option<Affine<T>>,
+    out: Affine<T>,
+    /// The probability of dropout before each layer.
+    dropout: f64,
+    /// Whether the one output is a number, whose loss is the squared error.
+    is_number: bool,
+}
+
+/// `x Wᵀ + b`.
+#[derive(Clone, Debug)]
+struct Affine<T> {
+    weight: Weight<T>,
+    bias: Weight<T>,
+}
+
+impl<T: Ops> Affine<T> {
+    fn of(weights: &Weights<T>, name: &str) -> Self {
+        Affine { weight: weights.get(format!("{name}.weight")), bias: weights.get(format!("{name}.bias")) }
+    }
+
+    fn forward(&self, x: &T) -> Result<T> {
+        T::linear(x, &self.weight)?.plus_row(&self.bias.tensor)
+    }
+
+    /// Adds the gradients of weight and bias. Returns that of the input.
+    fn backward(&self, x: &T, dy: &T, grads: &mut Gradients<T>) -> Result<T> {
+        if let Some((dweight, accumulate)) = grads.accumulator_or_empty(&self.weight)? {
+            T::linear_backward_weight(dy, x, &dweight, accumulate)?;
+        }
+        if let Some(dbias) = grads.accumulator(&self.bias)? {
+            dy.add_rows_to(&dbias)?;
+        }
+        T::linear_backward_input(dy, &self.weight, None)
+    }
+}
+
+impl<T: Ops> Classifier<T> {
+    /// The classifier of a model's head, if it has one.
+    pub fn new(weights: &Weights<T>, config: &Config) -> Option<Self> {
+        let Labels { is_number, .. } = *config.head.labels()?;
+        let of = |name| Affine::of(weights, name);
+        let (dense, out) = match config.head {
+            Head::Sequence(_) => (Some(of("classification_head.dense")), of("classification_head.out_proj")),
+            _ => (None, of("classifier")),
+        };
+        Some(Classifier { dense, out, dropout: config.classifier_dropout(), is_number })
+    }
+
+    /// Logits (B, n, N) of rows (B, n, D), without dropout.
+    pub fn logits(&self, x: &T) -> Result<T> {
+        match &self.dense {
+            Some(dense) => self.out.forward(&dense.forward(x)?.tanh()?),
+            None => self.out.forward(x),
+        }
+    }
+
+    /// The sum of the losses of rows (B, n, D).
+    pub fn loss(&self, x: &T, labels: &[u32]) -> Result<f64> {
+        let logits = self.logits(x)?;
+        match self.is_number {
+            true => Ok(logits.squared_error_backward(labels, 1.0)?.0.cross_entropy),
+            false => T::logit_cross_entropy(&logits, labels),
+        }
+    }
+
+    /// Loss sums of rows (B, n, D), and the gradient of the rows. Gradients are multiplied by `scale`.
+    pub fn backward(
+        &self,
+        x: &T,
+        labels: &[u32],
+        (scale, token_loss): (f64, TokenLoss),
+        noise: &Noise,
+        grads: &mut Gradients<T>,
+    ) -> Result<(LossSums, T)> {
+        let [before, between] = [0, 1].map(|layer| self.dropout_of(noise, layer));
+        let x = T::dropout(x, before.as_ref())?;
+        let (hidden, dropped) = match &self.dense {
+            Some(dense) => {
+                let hidden = dense.forward(&x)?.tanh()?;
+                let dropped = T::dropout(&hidden, between.as_ref())?;
+                (Some(hidden), dropped)
+            }
+            None => (None, x.clone()),
+        };
+        let logits = self.out.forward(&dropped)?;
+        let (losses, dlogits) = match self.is_number {
+            true => logits.squared_error_backward(labels, scale)?,
+            false => T::logit_cross_entropy_backward(logits, labels, scale, token_loss)?,
+        };
+        let mut dx = self.out.backward(&dropped, &dlogits, grads)?;
+        if let (Some(dense), Some(hidden)) = (&self.dense, hidden) {
+            let dhidden = T::dropout(&dx, between.as_ref())?;
+            dx = dense.backward(&x, &hidden.tanh_backward(&dhidden)?, grads)?;
+        }
+        Ok((losses, T::dropout(&dx, before.as_ref())?))
+    }
+
+    /// The dropout before a layer. A pass without the model's dropout has none here.
+    fn dropout_of<'a>(&self, noise: &Noise<'a>, layer: u32) -> Option<Dropout<'a>> {
+        let dropout = if noise.dropout > 0.0 { self.dropout } else { 0.0 };
+        Noise { dropout, ..*noise }.dropout(classifier_site(layer))
+    }
+}

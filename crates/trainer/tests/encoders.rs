@@ -1,0 +1,198 @@
+//! Models that make no text, compared with transformers in f64: vectors of an encoder, and training steps of classifiers.
+
+#[path = "../../cuda-device/tests/support/device.rs"]
+mod device;
+
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use serde_json::Value;
+use t5::safetensors::Reader;
+use t5::{Head, Labels, ModelDirectory, Pooling, T5};
+use t5_ops::IGNORED_LABEL;
+use trainer::adamw::AdamwOptions;
+use trainer::schedule::Schedule;
+use trainer::{Batch, LayerMajor, Levers, StepOutcome, StepPlan, Trainer, TrainerOptions};
+
+use self::device::device;
+
+fn goldens(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/encoders").join(case)
+}
+
+fn golden(case: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(goldens(case).join("golden.json")).unwrap()).unwrap()
+}
+
+fn ids(lists: &Value) -> Vec<Vec<u32>> {
+    let id = |value: &Value| value.as_u64().unwrap() as u32;
+    lists.as_array().unwrap().iter().map(|ids| ids.as_array().unwrap().iter().map(id).collect()).collect()
+}
+
+#[test]
+fn vectors_are_those_of_transformers_encoder_whatever_is_padded() {
+    let (golden, model) = (golden("encoder"), T5::load(&goldens("encoder"), DType::F32, &device()).unwrap());
+    assert_eq!(model.config().head, Head::Encoder);
+    assert!(model.parameters().iter().all(|p| !p.name.starts_with("decoder") && !p.name.starts_with("lm_head")));
+    let sources = ids(&golden["sources"]);
+    for (name, pooling) in
+        [("mean", Pooling::Mean), ("cls", Pooling::Cls), ("max", Pooling::Max), ("last", Pooling::Last)]
+    {
+        let expected: Vec<f64> = golden["vectors"][name]
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(|vector| vector.as_array().unwrap().iter().map(|value| value.as_f64().unwrap()))
+            .collect();
+        for together in [1, 3, sources.len()] {
+            let of = |sources: &[Vec<u32>]| {
+                let sources: Vec<&[u32]> = sources.iter().map(Vec::as_slice).collect();
+                model.vectors(&sources, pooling, false, DType::F32).unwrap()
+            };
+            let got: Vec<f32> = sources.chunks(together).flat_map(of).collect();
+            assert_eq!(got.len(), expected.len());
+            for (got, expected) in got.iter().zip(&expected) {
+                assert!((f64::from(*got) - expected).abs() < 1e-5, "{name}, {together}: {got}, expected {expected}");
+            }
+        }
+        let sources: Vec<&[u32]> = sources.iter().map(Vec::as_slice).collect();
+        for vector in model.vectors(&sources, pooling, true, DType::F32).unwrap().chunks(16) {
+            assert!((vector.iter().map(|value| value * value).sum::<f32>() - 1.0).abs() < 1e-5);
+        }
+    }
+}
+
+/// The labels of a step, as the trainer takes them.
+fn labels(lists: &Value, is_number: bool) -> Vec<Vec<u32>> {
+    let label = |value: &Value| match value.as_f64() {
+        #[expect(clippy::cast_possible_truncation, reason = "quarters")]
+        Some(number) if is_number => (number as f32).to_bits(),
+        Some(number) => number as u32,
+        None => IGNORED_LABEL,
+    };
+    lists.as_array().unwrap().iter().map(|labels| labels.as_array().unwrap().iter().map(label).collect()).collect()
+}
+
+fn trainer_of(case: &str, golden: &Value) -> Trainer {
+    let options = TrainerOptions {
+        dropout: 0.0,
+        grad_clip_norm: golden["grad_clip_norm"].as_f64().unwrap(),
+        optimizer: AdamwOptions {
+            learning_rate: golden["optimizer"]["lr"].as_f64().unwrap(),
+            weight_decay: golden["optimizer"]["weight_decay"].as_f64().unwrap(),
+            ..AdamwOptions::default()
+        }
+        .into(),
+        schedule: Schedule::CONSTANT,
+        total_steps: 8,
+        ..TrainerOptions::default()
+    };
+    Trainer::new(T5::load(&goldens(case), DType::F32, &device()).unwrap(), options).unwrap()
+}
+
+/// Trains the steps of a case, each as `levers` says.
+fn train(case: &str, levers: impl Fn(usize) -> Levers) -> Trainer {
+    let golden = golden(case);
+    let mut trainer = trainer_of(case, &golden);
+    for (i, step) in golden["steps"].as_array().unwrap().iter().enumerate() {
+        let (sources, targets) = (ids(&step["sources"]), labels(&step["labels"], case == "regression"));
+        let plan = StepPlan { levers: levers(i), longest: None };
+        let outcome = trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false).unwrap();
+        let StepOutcome::Done(stats) = outcome else { panic!("{case}, step {i}: {outcome:?}") };
+        for (what, got, tolerance) in [("loss", stats.loss, 1e-5), ("grad_norm", stats.grad_norm, 1e-4)] {
+            let expected = step[what].as_f64().unwrap();
+            let error = (got - expected).abs() / expected.abs().max(1e-3);
+            assert!(error <= tolerance, "{case}, step {}, {what}: {got}, expected {expected}", i + 1);
+        }
+    }
+    trainer
+}
+
+const CASES: [&str; 3] = ["sequence", "regression", "tokens"];
+
+fn micro_batches_of(samples: usize) -> Levers {
+    Levers { micro_batch_samples: samples, loss_chunk_rows: 5, ..Levers::default() }
+}
+
+#[test]
+fn eight_steps_of_classifiers_are_those_of_transformers_however_they_are_cut() {
+    for case in CASES {
+        let trainer = train(case, |i| Levers { recompute_blocks: i % 4, ..micro_batches_of(1 + i % 5) });
+        let tensors = Reader::open(&goldens(case).join("golden.safetensors")).unwrap();
+        for parameter in trainer.model().parameters() {
+            let is_of_head = parameter.name.starts_with("classif");
+            let name = if is_of_head { parameter.name.clone() } else { format!("transformer.{}", parameter.name) };
+            // The host alone: that is where values are compared.
+            let expected = tensors.read(&format!("final.{name}"), DType::F32, &Device::Cpu).unwrap();
+            // The host alone: as above.
+            let got = parameter.tensor.to_device(&Device::Cpu).unwrap();
+            let difference = (&got - &expected).unwrap().abs().unwrap().flatten_all().unwrap().max(0).unwrap();
+            let difference = difference.to_scalar::<f32>().unwrap();
+            assert!(difference < 2e-5, "{case}, {name}: {difference}");
+        }
+    }
+}
+
+#[test]
+fn layer_by_layer_and_with_files_the_steps_are_the_same() {
+    let files = LayerMajor { boundaries_on_disk: true, gradients_on_disk: true, ..LayerMajor::default() };
+    for case in CASES {
+        train(case, |_| Levers { layer_major: Some(LayerMajor::default()), ..micro_batches_of(2) });
+        train(case, |_| Levers { layer_major: Some(files), ..micro_batches_of(2) });
+    }
+}
+
+#[test]
+fn a_saved_classifier_has_transformers_names_and_loads_to_the_same_bits() {
+    for case in CASES {
+        let (directory, model) =
+            (tempfile::tempdir().unwrap(), T5::load(&goldens(case), DType::F32, &device()).unwrap());
+        model.save(directory.path()).unwrap();
+        let names = |path: &Path| {
+            let mut names = Reader::open(&path.join("model.safetensors")).unwrap().names();
+            names.sort();
+            names
+        };
+        assert_eq!(names(directory.path()), names(&goldens(case)), "{case}");
+        let config = |path: &Path| -> Value {
+            serde_json::from_slice(&std::fs::read(path.join("config.json")).unwrap()).unwrap()
+        };
+        let (ours, theirs) = (config(directory.path()), config(&goldens(case)));
+        for key in ["architectures", "id2label", "label2id", "is_encoder_decoder", "num_decoder_layers"] {
+            assert_eq!(ours[key], theirs[key], "{case}, {key}");
+        }
+        let back = T5::load(directory.path(), DType::F32, &device()).unwrap();
+        assert_eq!(back.config().head, model.config().head);
+        for (one, other) in model.parameters().iter().zip(back.parameters()) {
+            let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            assert_eq!(values(&one.tensor), values(&other.tensor), "{case}, {}", one.name);
+        }
+    }
+}
+
+#[test]
+fn a_model_gives_its_stacks_to_another_head() {
+    let labels = Labels::named(["a", "b", "c", "d"].map(String::from).to_vec());
+    for (from, to) in [
+        ("sequence", Head::Encoder),
+        ("sequence", Head::Tokens(labels.clone())),
+        ("encoder", Head::Tokens(labels.clone())),
+    ] {
+        let model = |seed| {
+            let path = goldens(from);
+            let directory = ModelDirectory { path: &path, head: Some(&to), seed };
+            T5::load(directory, DType::F32, &device()).unwrap()
+        };
+        let (one, other) = (model(1), model(2));
+        for (one, other) in one.parameters().iter().zip(other.parameters()) {
+            assert!(!one.name.starts_with("decoder"), "{}", one.name);
+            let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            let is_new = one.name == "classifier.weight";
+            assert_eq!(values(&one.tensor) != values(&other.tensor), is_new, "{}", one.name);
+        }
+    }
+    let path = goldens("encoder");
+    let directory = ModelDirectory { path: &path, head: Some(&Head::Sequence(labels)), seed: 0 };
+    let error = T5::load(directory, DType::F32, &device()).unwrap_err().to_string();
+    assert!(error.contains("T5EncoderModel") && error.contains("a model with a decoder"), "{error}");
+}

@@ -1,0 +1,124 @@
+"""Goldens of models that make no text: vectors of an encoder, and eight training steps of classifiers, by transformers in f64.
+
+Each case is a Hugging Face directory with the weights to start from, and `golden.json`. Of `encoder` it has `sources` and, by the name of
+the pooling, their `vectors`. Of a classifier it has AdamW's options, and of every step the ids, the labels (null: ignored), the loss and
+the norm of the gradient before clipping; `golden.safetensors` has `final.PARAMETER`. Dropout is off.
+"""
+
+import torch
+from safetensors.torch import save_file
+from transformers import T5Config, T5EncoderModel, T5ForSequenceClassification, T5ForTokenClassification
+
+from .files import write_json
+
+STEPS = 8
+LONGEST = 13
+OPTIMIZER = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
+CLIP_NORM = 1.0
+CONFIG = {
+    "vocab_size": 59, "d_model": 16, "d_kv": 6, "d_ff": 28, "num_heads": 3, "num_layers": 2, "num_decoder_layers": 1,
+    "dropout_rate": 0.0, "feed_forward_proj": "gated-gelu", "pad_token_id": 0, "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
+NAMES = ["negative", "neutral", "positive"]
+LABELS = {"id2label": dict(enumerate(NAMES)), "label2id": {name: index for index, name in enumerate(NAMES)}}
+TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+CASES = {
+    "sequence": (T5ForSequenceClassification, LABELS),
+    "regression": (T5ForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}),
+    "tokens": (T5ForTokenClassification, {"id2label": dict(enumerate(TAGS)), "label2id": {name: index for index, name in enumerate(TAGS)}}),
+}  # fmt: skip
+
+
+def write(folder):
+    write_encoder(folder / "encoder", seed=1)
+    for index, (name, (model_class, changes)) in enumerate(CASES.items()):
+        write_classifier(folder / name, name, model_class, CONFIG | changes, seed=100 + index)
+
+
+def perturb(model, generator):
+    """Norm weights leave 1, and biases 0."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            amount = 0.2 if parameter.dim() == 1 else 0.1
+            parameter.add_(torch.empty_like(parameter).normal_(generator=generator), alpha=amount)
+
+
+def make_sources(count, generator):
+    lengths = torch.randint(2, LONGEST, (count,), generator=generator).tolist()
+    words = lambda length: torch.randint(3, CONFIG["vocab_size"], (length,), generator=generator).tolist()  # noqa: E731
+    return [words(length) + [CONFIG["eos_token_id"]] for length in lengths]
+
+
+def padded(lists, value):
+    longest = max(map(len, lists))
+    return torch.tensor([row + [value] * (longest - len(row)) for row in lists])
+
+
+def inputs(sources):
+    mask = padded([[1] * len(source) for source in sources], 0)
+    return {"input_ids": padded(sources, CONFIG["pad_token_id"]), "attention_mask": mask}
+
+
+def write_encoder(folder, seed):
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    model = T5EncoderModel(T5Config(**CONFIG))
+    perturb(model, generator)
+    model.save_pretrained(folder)
+    model = T5EncoderModel.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
+    sources = make_sources(7, generator)
+    batch = inputs(sources)
+    with torch.no_grad():
+        output = model(**batch).last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(-1)
+    lengths = batch["attention_mask"].sum(1)
+    vectors = {
+        "mean": (output * mask).sum(1) / lengths.unsqueeze(-1),
+        "cls": output[:, 0],
+        "max": output.masked_fill(mask == 0, -torch.inf).max(1).values,
+        "last": output[torch.arange(len(sources)), lengths - 1],
+    }
+    write_json(folder / "golden.json", {"sources": sources, "vectors": {name: of.tolist() for name, of in vectors.items()}})
+
+
+def write_classifier(folder, name, model_class, config, seed):
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    model = model_class(T5Config(**config))
+    perturb(model, generator)
+    model.save_pretrained(folder)
+    model = model_class.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").train()
+    optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZER)
+    steps = []
+    for _ in range(STEPS):
+        sources = make_sources(5, generator)
+        labels, tensor = make_labels(name, sources, generator)
+        loss = model(**inputs(sources), labels=tensor).loss
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        steps.append({"sources": sources, "labels": labels, "loss": loss.item(), "grad_norm": norm.item()})
+    final = {f"final.{name}": of.detach().float().contiguous() for name, of in model.named_parameters()}
+    write_json(folder / "golden.json", {"optimizer": OPTIMIZER, "grad_clip_norm": CLIP_NORM, "steps": steps})
+    save_file(final, folder / "golden.safetensors")
+
+
+def make_labels(name, sources, generator):
+    """Labels as lists, and as the tensor that transformers takes."""
+    if name == "sequence":
+        labels = torch.randint(0, len(NAMES), (len(sources),), generator=generator)
+        return [[label] for label in labels.tolist()], labels
+    if name == "regression":
+        # Quarters are exact in f32.
+        labels = torch.randint(-8, 9, (len(sources),), generator=generator).double() / 4
+        return [[label] for label in labels.tolist()], labels
+    labels = []
+    for source in sources:
+        tags = torch.randint(-2, len(TAGS), (len(source),), generator=generator).tolist()
+        labels.append([tag if tag >= 0 and place + 1 < len(source) else None for place, tag in enumerate(tags)])
+    numbers = [[-100 if tag is None else tag for tag in row] for row in labels]
+    return labels, padded(numbers, -100)

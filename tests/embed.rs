@@ -1,0 +1,115 @@
+//! `embed`: a vector of each text, with the encoder of a whole T5 or of an encoder alone.
+
+use serde_json::Value;
+
+use crate::run::{Ran, Scene, short};
+
+const TEXTS: [&str; 6] =
+    ["after 75", "before 12", "a much longer text of many more words than that", "7", "x", "after 75"];
+
+/// A scene with a run of a tiny model, and texts.
+fn scene() -> Scene {
+    let scene = Scene::new();
+    scene.run(&short(&["--max-steps", "1"])).expect_code(0);
+    scene.write("texts.txt", TEXTS.join("\n") + "\n");
+    let rows: String = TEXTS.iter().map(|text| format!("{}\n", serde_json::json!({"id": 1, "text": text}))).collect();
+    scene.write("rows.jsonl", rows);
+    scene
+}
+
+fn embed(scene: &Scene, more: &[&str]) -> Ran {
+    scene.run(&[&["embed", "--input", "texts.txt", "--max-source-tokens", "32"][..], more].concat())
+}
+
+fn text(scene: &Scene, name: &str) -> String {
+    String::from_utf8(scene.read(name)).expect("UTF-8")
+}
+
+/// The vectors of a `.npy` file of rows of 4-byte floats.
+fn vectors(scene: &Scene, name: &str) -> Vec<Vec<f32>> {
+    let bytes = std::fs::read(scene.path(name)).expect("a file of vectors");
+    let header = String::from_utf8_lossy(&bytes[..128]).into_owned();
+    let shape = header.split_once("'shape': (").expect("a shape").1.split_once(')').expect("its end").0.to_owned();
+    let sizes: Vec<usize> = shape.split(", ").map(|size| size.parse().expect("a size")).collect();
+    let values = bytes[128..].chunks(4).map(|value| f32::from_le_bytes(value.try_into().expect("four bytes")));
+    let values: Vec<f32> = values.collect();
+    assert_eq!(values.len(), sizes[0] * sizes[1], "{header}");
+    values.chunks(sizes[1]).map(<[f32]>::to_vec).collect()
+}
+
+#[track_caller]
+fn expect_near(one: &[Vec<f32>], other: &[Vec<f32>]) {
+    assert_eq!(one.len(), other.len());
+    for (one, other) in one.iter().flatten().zip(other.iter().flatten()) {
+        assert!((one - other).abs() < 1e-5, "{one}, {other}");
+    }
+}
+
+#[test]
+fn vectors_have_the_order_of_the_texts_whatever_the_batch_the_budget_and_the_form_of_the_files() {
+    let scene = scene();
+    let whole = embed(&scene, &["--model", "run", "--output", "a.npy", "--json"]).expect_code(0).json();
+    assert_eq!((whole["rows"].as_u64(), whole["cut_rows"].as_u64()), (Some(6), Some(0)));
+    let peaks = ["peak_rss_bytes", "predicted_peak_bytes"].map(|peak| whole[peak].as_u64().expect("bytes"));
+    assert!(peaks[0] <= peaks[1], "{peaks:?}");
+    let all = vectors(&scene, "a.npy");
+    assert_eq!(all[0], all[5]);
+    assert_ne!(all[0], all[1]);
+    embed(&scene, &["--model", "run", "--output", "b.npy", "--batch-samples", "1"]).expect_code(0);
+    expect_near(&all, &vectors(&scene, "b.npy"));
+    let rows = ["embed", "--input", "rows.jsonl", "--model", "run/model", "--max-source-tokens", "32"];
+    scene.run(&[&rows[..], &["--output", "c.jsonl"]].concat()).expect_code(0);
+    let lines: Vec<Value> =
+        text(&scene, "c.jsonl").lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let of_line = |line: &Value| -> Vec<f32> {
+        let values = line["embedding"].as_array().expect("a list").iter();
+        #[expect(clippy::cast_possible_truncation, reason = "they were f32")]
+        values.map(|value| value.as_f64().expect("a number") as f32).collect()
+    };
+    expect_near(&all, &lines.iter().map(of_line).collect::<Vec<_>>());
+    assert_eq!(lines.iter().map(|line| line["row"].as_u64()).collect::<Vec<_>>(), (0..6).map(Some).collect::<Vec<_>>());
+    embed(&scene, &["--model", "run", "--output", "d.npy", "--normalize", "--pooling", "last"]).expect_code(0);
+    for vector in vectors(&scene, "d.npy") {
+        assert!((vector.iter().map(|value| value * value).sum::<f32>() - 1.0).abs() < 1e-5);
+    }
+    embed(&scene, &["--model", "run", "--output", "e.parquet"]).expect_code(0);
+    assert!(scene.path("e.parquet").is_file());
+}
+
+#[test]
+fn an_encoder_alone_has_the_vectors_of_the_whole_model_and_makes_no_text() {
+    let scene = scene();
+    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+        let bytes = std::fs::read(scene.path(&format!("run/model/{file}"))).expect("a file of the model");
+        scene.write(&format!("encoder/{file}"), bytes);
+    }
+    let config = text(&scene, "encoder/config.json").replace("T5ForConditionalGeneration", "T5EncoderModel");
+    scene.write("encoder/config.json", config);
+    embed(&scene, &["--model", "run", "--output", "a.npy"]).expect_code(0);
+    embed(&scene, &["--model", "encoder", "--output", "b.npy"]).expect_code(0);
+    assert_eq!(vectors(&scene, "a.npy"), vectors(&scene, "b.npy"));
+    let words = ["T5EncoderModel", "a model with a decoder"];
+    scene.run(&["generate", "--model", "encoder", "--prompt", "a"]).expect_code(4).expect_words(&words);
+}
+
+#[test]
+fn cut_texts_are_counted_and_what_cannot_be_written_is_refused_before_any_work() {
+    let scene = scene();
+    let cut = scene.run(&[
+        "embed",
+        "--model",
+        "run",
+        "--input",
+        "texts.txt",
+        "--max-source-tokens",
+        "4",
+        "--output",
+        "a.npy",
+    ]);
+    let cut = cut.expect_code(0).expect_words(&["had more than 4 tokens", "the first is text"]);
+    assert!(cut.out.is_empty(), "{}", cut.out);
+    embed(&scene, &["--model", "run", "--output", "a.txt"]).expect_code(2).expect_words(&[".npy, .parquet or .jsonl"]);
+    let rows = ["embed", "--model", "run", "--input", "rows.jsonl", "--text-column", "body", "--output", "b.npy"];
+    scene.run(&rows).expect_code(4).expect_words(&["no column `body`", "--text-column", "text"]);
+    assert!(!scene.path("b.npy").exists());
+}
