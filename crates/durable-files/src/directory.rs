@@ -17,7 +17,6 @@ use heap::{TEMPORARY_PREFIX, with_temporary_name};
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::system::{self, Entry, How, Kind, Taken};
-use crate::users;
 
 /// Permissions of a new file, before the umask.
 const FILE_MODE: u32 = 0o666;
@@ -25,6 +24,8 @@ const FILE_MODE: u32 = 0o666;
 const DIRECTORY_MODE: u32 = 0o777;
 /// Permissions of a file that is ours alone.
 const PRIVATE_FILE_MODE: u32 = 0o600;
+/// Permission for every user to make names in a directory.
+const OTHERS_WRITE: u32 = 0o002;
 /// Digits of a temporary name.
 pub(crate) const ID_DIGITS: usize = 16;
 /// The suffix of the directory of a dry run.
@@ -47,7 +48,7 @@ impl Directory {
     /// # Errors
     /// It does not exist or is none; a symbolic link of another user is on the way.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let reached = system::reach(path)?;
+        let reached = regular_file::reach(path)?;
         let (is_readable, is_guarded) = (reached.is_readable, reached.is_guarded);
         Ok(Self { file: Arc::new(reached.file), path: path.to_owned(), is_readable, is_guarded })
     }
@@ -74,12 +75,12 @@ impl Directory {
         }
         let not_ours = |got: String| Error::NotOurs { path: path.to_owned(), got };
         let entry = parent.entry(&name).map_err(failed)?.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
-        if entry.kind != Kind::Directory || entry.owner != users::ours() {
+        if entry.kind != Kind::Directory || entry.owner != regular_file::ours() {
             return Err(not_ours(entry.in_words()));
         }
         let directory = parent.directory(&name).map_err(failed)?;
         let own = system::examine(&directory.file).map_err(failed)?;
-        if own.owner != users::ours() || own.mode & 0o022 != 0 {
+        if own.owner != regular_file::ours() || own.mode & 0o022 != 0 {
             return Err(not_ours(format!("a directory of user {} with the mode {:o}", own.owner, own.mode & 0o7777)));
         }
         if own.mode & 0o077 != 0 {
@@ -100,7 +101,7 @@ impl Directory {
 
     /// Whether no user whom we do not trust can exchange a name in here.
     pub(crate) fn keeps_names(&self) -> bool {
-        system::examine(&self.file).is_ok_and(|own| users::keeps_names(own.owner, own.mode))
+        system::examine(&self.file).is_ok_and(|own| regular_file::keeps_names(own.owner, own.mode))
     }
 
     /// The identity of the directory.
@@ -152,7 +153,7 @@ impl Directory {
     pub fn directory(&self, name: &OsStr) -> io::Result<Self> {
         let file = system::open_directory_at(&self.file, name)?;
         let at = system::examine(&file)?;
-        let is_guarded = self.is_guarded && users::keeps_names(at.owner, at.mode);
+        let is_guarded = self.is_guarded && regular_file::keeps_names(at.owner, at.mode);
         Ok(Self { file: Arc::new(file), path: self.path.join(name), is_readable: true, is_guarded })
     }
 
@@ -194,9 +195,27 @@ impl Directory {
 
     /// Opens a regular file to read it, or to read and write it.
     pub(crate) fn open_file(&self, name: &OsStr, how: How) -> io::Result<File> {
-        let file = system::open_at(&self.file, name, how, FILE_MODE)?;
+        let refuse_link = |error: io::Error| match self.entry(name) {
+            Ok(Some(entry)) if entry.kind != Kind::File => unexpected(&entry.in_words()),
+            _ => error,
+        };
+        let file = system::open_at(&self.file, name, how, FILE_MODE).map_err(refuse_link)?;
         let entry = system::examine(&file)?;
-        if entry.kind == Kind::File { Ok(file) } else { Err(unexpected(&entry.in_words())) }
+        if entry.kind != Kind::File {
+            return Err(unexpected(&entry.in_words()));
+        }
+        self.expect_not_planted(&entry)?;
+        Ok(file)
+    }
+
+    /// Refuses a file of a user whom we do not trust in a directory where everyone may make files. The directory's owner is trusted there.
+    fn expect_not_planted(&self, entry: &Entry) -> io::Result<()> {
+        let own = system::examine(&self.file)?;
+        if own.mode & OTHERS_WRITE == 0 || regular_file::is_trusted(entry.owner) || entry.owner == own.owner {
+            return Ok(());
+        }
+        let reason = format!("expected a file of this user where everyone may make files, got {}", entry.in_words());
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
     }
 
     /// Reads a regular file of at most `max_bytes`.
@@ -220,11 +239,7 @@ impl Directory {
     /// # Errors
     /// Errors of the system; [`io::ErrorKind::InvalidInput`] for anything but a regular file with one name.
     pub fn append(&self, name: &OsStr) -> io::Result<File> {
-        let refuse_link = |error: io::Error| match self.entry(name) {
-            Ok(Some(entry)) if entry.kind != Kind::File => unexpected(&entry.in_words()),
-            _ => error,
-        };
-        let file = self.open_file(name, How::Append).map_err(refuse_link)?;
+        let file = self.open_file(name, How::Append)?;
         match system::examine(&file)?.links {
             1 => Ok(file),
             links => Err(unexpected(&format!("a file with {links} names (hard links)"))),
@@ -277,7 +292,7 @@ impl Directory {
             let Some(entry) = self.entry(&name)?.filter(|_| is_own(&name)) else { continue };
             if entry.kind != Kind::Directory {
                 self.remove_file(&name)?;
-            } else if entry.owner == users::ours() {
+            } else if entry.owner == regular_file::ours() {
                 self.directory(&name)?.remove_own(is_own)?;
                 self.remove_directory(&name)?;
             }
@@ -289,7 +304,7 @@ impl Directory {
 impl Entry {
     /// Whether this user owns it.
     pub fn is_ours(&self) -> bool {
-        self.owner == users::ours()
+        self.owner == regular_file::ours()
     }
 
     /// For messages: its kind, and its owner if that is another user.
@@ -334,4 +349,35 @@ fn unexpected(got: &str) -> io::Error {
 pub fn append(path: &Path) -> io::Result<File> {
     let (directory, name) = Directory::open_parent(path)?;
     directory.append(&name)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_another_user_planted_is_named_and_not_read() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path();
+        fs::write(path.join("file"), "text").unwrap();
+        symlink("file", path.join("link")).unwrap();
+        let directory = Directory::open(path).unwrap();
+        let refused = |name: &str| directory.read(name.as_ref(), 9).unwrap_err().to_string();
+        assert_eq!(directory.read("file".as_ref(), 9).unwrap(), b"text");
+        assert_eq!(refused("link"), "expected a regular file, got a symbolic link");
+        if chown(path.join("file"), Some(65534), None).is_err() || regular_file::is_trusted(65534) {
+            return;
+        }
+        for (mode, is_read) in [(0o755, true), (0o775, true), (0o777, false), (0o1777, false)] {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(directory.read("file".as_ref(), 9).is_ok(), is_read, "{mode:o}");
+            assert_eq!(directory.append("file".as_ref()).is_ok(), is_read, "{mode:o}");
+        }
+        assert!(refused("file").contains("got a file of user 65534"), "{}", refused("file"));
+        chown(path, Some(65534), None).unwrap();
+        assert_eq!(directory.read("file".as_ref(), 9).unwrap(), b"text", "the directory is theirs");
+    }
 }

@@ -22,7 +22,6 @@ mod run_lock;
 mod scratch;
 mod system;
 mod temporary;
-mod users;
 
 pub use atomic::{AtomicFile, write_atomic};
 pub use directories::create_directories;

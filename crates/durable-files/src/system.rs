@@ -6,7 +6,6 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::path::Path;
 
 use crate::identity::Identity;
 
@@ -208,89 +207,3 @@ mod none {
 }
 #[cfg(not(unix))]
 pub(crate) use none::*;
-
-/// A directory that was reached by its path.
-pub(crate) struct Reached {
-    pub(crate) file: File,
-    /// Whether it can be listed and synced, and not only searched.
-    pub(crate) is_readable: bool,
-    /// Whether no name on the way to it can be exchanged by a user whom we do not trust.
-    pub(crate) is_guarded: bool,
-}
-
-/// Opens the directory at a path, one name after the other. A symbolic link is followed only if it belongs to us or to root: any
-/// other user could exchange it.
-#[cfg(target_os = "linux")]
-pub(crate) fn reach(path: &Path) -> io::Result<Reached> {
-    use std::os::unix::ffi::OsStringExt;
-    use std::path::Component;
-
-    use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
-
-    use crate::users::{is_trusted, keeps_names};
-
-    /// As many links as the system follows.
-    const MAX_LINKS: usize = 40;
-    let names = |path: &Path| -> Vec<OsString> {
-        let inner = path.components().filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
-        inner.rev().map(|part| part.as_os_str().to_owned()).collect()
-    };
-    let search = OFlags::PATH | OFlags::CLOEXEC;
-    let begin = |path: &Path| -> io::Result<File> {
-        let start = if path.is_absolute() { "/" } else { "." };
-        Ok(openat(CWD, start, search | OFlags::DIRECTORY, Mode::empty())?.into())
-    };
-    let (mut here, mut left, mut links, mut is_guarded) = (begin(path)?, names(path), 0, true);
-    while let Some(name) = left.pop() {
-        let at = examine(&here)?;
-        is_guarded &= keeps_names(at.owner, at.mode);
-        let found: File = openat(&here, &name, search | OFlags::NOFOLLOW, Mode::empty())?.into();
-        let entry = examine(&found)?;
-        match entry.kind {
-            Kind::Directory => here = found,
-            Kind::Link if links == MAX_LINKS => return Err(rustix::io::Errno::LOOP.into()),
-            Kind::Link if !is_trusted(entry.owner) => {
-                let reason = format!(
-                    "`{}` on the way is a symbolic link of user {}, who could exchange it; name the path that it leads to",
-                    name.display(),
-                    entry.owner
-                );
-                return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
-            }
-            Kind::Link => {
-                links += 1;
-                let target = OsString::from_vec(readlinkat(&found, "", Vec::new())?.into_bytes());
-                if Path::new(&target).is_absolute() {
-                    here = begin(target.as_ref())?;
-                }
-                left.extend(names(target.as_ref()));
-            }
-            Kind::File | Kind::Other => return Err(io::ErrorKind::NotADirectory.into()),
-        }
-    }
-    let at = examine(&here)?;
-    is_guarded &= keeps_names(at.owner, at.mode);
-    match open_directory_at(&here, OsStr::new(".")) {
-        Ok(file) => Ok(Reached { file, is_readable: true, is_guarded }),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            Ok(Reached { file: here, is_readable: false, is_guarded })
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Opens the directory at a path. This system cannot open a link itself, so links of other users are followed.
-#[cfg(all(unix, not(target_os = "linux")))]
-pub(crate) fn reach(path: &Path) -> io::Result<Reached> {
-    let file = File::open(if path.as_os_str().is_empty() { Path::new(".") } else { path })?;
-    let at = examine(&file)?;
-    if at.kind != Kind::Directory {
-        return Err(io::ErrorKind::NotADirectory.into());
-    }
-    Ok(Reached { file, is_readable: true, is_guarded: crate::users::keeps_names(at.owner, at.mode) })
-}
-
-#[cfg(not(unix))]
-pub(crate) fn reach(_: &Path) -> io::Result<Reached> {
-    Err(io::ErrorKind::Unsupported.into())
-}

@@ -196,13 +196,10 @@ impl Files {
 }
 
 fn open(path: &Path) -> Result<(File, Identity), Error> {
-    // Opening a pipe would wait for a writer, so the file's type is checked first.
-    let metadata = std::fs::metadata(path).map_err(|error| Error::io(path, "open", error))?;
-    if !metadata.is_file() {
-        let what = if metadata.is_dir() { "a directory" } else { "a pipe or a device" };
-        return Err(Error::NotParquet { path: path.to_owned(), reason: format!("it is {what}, expected a file") });
-    }
-    let file = File::open(path).map_err(|error| Error::io(path, "open", error))?;
+    let file = regular_file::open(path).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidInput => Error::NotParquet { path: path.to_owned(), reason: error.to_string() },
+        _ => Error::io(path, "open", error),
+    })?;
     let metadata = file.metadata().map_err(|error| Error::io(path, "examine", error))?;
     Ok((file, Identity::from_metadata(&metadata)))
 }

@@ -4,6 +4,7 @@
 //! for a writer, and reading a device may never end. Here:
 //!
 //! * Only regular files are opened, after symbolic links are followed. Everything else is an error at once.
+//! * A symbolic link of another user leads only to what that user may read, too (see [`reach`] for directories that will be changed).
 //! * A whole file is read into memory only up to a length that the caller gives.
 //!
 //! ```
@@ -16,31 +17,25 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
-use std::fs::{File, FileType, OpenOptions};
+mod users;
+mod walk;
+
+use std::fs::{File, FileType};
 use std::io::{self, Read};
 use std::path::Path;
+
+pub use users::{is_trusted, keeps_names, ours};
+pub use walk::{Reached, reach};
 
 /// Opens a regular file to read it.
 ///
 /// # Errors
-/// As [`open_with`].
-pub fn open(path: &Path) -> io::Result<File> {
-    open_with(OpenOptions::new().read(true), path)
-}
-
-/// Opens a regular file with these options, or makes one if they ask for it. Sets `options`' custom flags.
-///
-/// # Errors
 /// Errors of the system; [`io::ErrorKind::InvalidInput`] for a directory, a pipe, a socket or a device, which is then not
-/// opened, or not read.
-pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+/// opened, or not read; [`io::ErrorKind::PermissionDenied`] if a link of another user leads to a file that this user may not read.
+pub fn open(path: &Path) -> io::Result<File> {
     // Opening a device can have effects, so the kind of the file is asked first.
-    match std::fs::metadata(path) {
-        Ok(metadata) => expect_regular(metadata.file_type())?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {} // The options may ask to make it.
-        Err(error) => return Err(error),
-    }
-    let file = without_waiting(options).open(path)?;
+    expect_regular(std::fs::metadata(path)?.file_type())?;
+    let file = walk::open(path)?;
     // The name may refer to another file by now.
     expect_regular(file.metadata()?.file_type())?;
     Ok(file)
@@ -79,17 +74,6 @@ pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
 pub fn read_to_string(path: &Path, max_bytes: u64) -> io::Result<String> {
     String::from_utf8(read(path, max_bytes)?)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, format!("not UTF-8: {}", error.utf8_error())))
-}
-
-/// Makes the opening of a pipe not wait for a writer.
-fn without_waiting(options: &mut OpenOptions) -> &mut OpenOptions {
-    #[cfg(unix)]
-    {
-        use rustix::fs::OFlags;
-        use std::os::unix::fs::OpenOptionsExt;
-        options.custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed());
-    }
-    options
 }
 
 fn expect_regular(kind: FileType) -> io::Result<()> {
@@ -148,8 +132,6 @@ mod tests {
                 assert!(error.to_string().contains(expected), "{error}");
             }
         }
-        let error = open_with(OpenOptions::new().append(true).create(true), &pipe).unwrap_err();
-        assert!(error.to_string().contains("a pipe"), "{error}");
     }
 
     #[cfg(unix)]
@@ -184,13 +166,5 @@ mod tests {
         let path = directory.path().join("file");
         fs::write(&path, [b'a', 0xff]).unwrap();
         assert_eq!(read_to_string(&path, 9).unwrap_err().kind(), io::ErrorKind::InvalidData);
-    }
-
-    #[test]
-    fn options_that_make_a_file_make_a_regular_one() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("log");
-        open_with(OpenOptions::new().append(true).create(true), &path).unwrap();
-        assert_eq!(read(&path, 0).unwrap(), b"");
     }
 }

@@ -51,7 +51,7 @@ pub fn read(path: &Path, name: &str) -> Result<Run, ReadError> {
 /// The file cannot be read.
 pub fn read_lines(path: &Path, resumes_at: Option<u64>, note: &mut dyn FnMut(&Line)) -> Result<u64, ReadError> {
     let failed = |error| ReadError { path: path.to_owned(), error };
-    let file = open(path).map_err(failed)?;
+    let file = regular_file::open(path).map_err(failed)?;
     let mut limits = Limits::default();
     let end = each_line(&file, 0, &mut |number, text| {
         // An event's name comes first; the first pass parses no other lines.
@@ -102,15 +102,6 @@ impl Limits {
     }
 }
 
-fn open(path: &Path) -> io::Result<File> {
-    let metadata = std::fs::metadata(path)?;
-    // Opening a pipe would wait for a writer.
-    if !metadata.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-    }
-    File::open(path)
-}
-
 /// Passes every complete line from `start` on to `note` with its number, and returns the end of the last one. Lines that are
 /// too long or not UTF-8 are counted but not passed on.
 fn each_line(file: &File, start: u64, note: &mut dyn FnMut(u64, &str)) -> io::Result<u64> {
@@ -159,7 +150,7 @@ impl MetricsTail {
     /// The file cannot be read.
     pub fn poll(&mut self) -> Result<bool, ReadError> {
         let failed = |error| ReadError { path: self.path.clone(), error };
-        let file = open(&self.path).map_err(failed)?;
+        let file = regular_file::open(&self.path).map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
         let id = id_of(&metadata);
         match self.read {
@@ -290,6 +281,6 @@ mod tests {
     fn a_pipe_or_directory_is_an_error_and_no_wait() {
         let directory = tempfile::tempdir().expect("a directory");
         let error = read(directory.path(), "a").expect_err("a directory");
-        assert!(error.to_string().contains("not a regular file"), "{error}");
+        assert!(error.to_string().contains("expected a regular file"), "{error}");
     }
 }

@@ -48,7 +48,10 @@ impl Lab {
         if !program.is_file() {
             return Err(format!("{}: not built; `cargo build --release --workspace`", program.display()));
         }
-        build_library(root)?;
+        // Another user needs no library.
+        if options.parts.iter().any(|part| part != "neighbours") {
+            build_library(root)?;
+        }
         let memory = Path::new("/dev/shm");
         let beside = if memory.is_dir() { memory } else { here.parent().unwrap_or(root) };
         let parent = options.scratch.clone().unwrap_or_else(|| beside.to_path_buf());

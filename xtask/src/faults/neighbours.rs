@@ -3,6 +3,8 @@
 //!
 //! The other user is `nobody`, so root is needed.
 
+mod attacks;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -10,6 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use self::attacks::{Attack, Expected};
 use super::Lab;
 use super::lab::Outcome;
 use super::process::{self, Ran};
@@ -18,121 +21,13 @@ use super::table::Table;
 
 /// The other user.
 const OTHER: u32 = 65534;
-/// A run of one small step.
-const RUN: &str = "--max-steps 1 --output SHARED/run --set train.batch_size=2 --set train.eval_samples=0 \
-                   --set model.overrides={num_layers=1,num_decoder_layers=1,d_model=16,d_ff=32,d_kv=8,num_heads=2}";
-/// A plan that converts rows in the directory for temporary files.
-const PLAN: &str = "plan --set data.train=ROWS --set model.config=tiny --set data.tokenizer=TOKENIZER";
-const CONVERT: &str = "convert ROWS --force --output SHARED/x.parquet";
-const REPORT: &str = "report SHARED/run --output SHARED/x.html";
-/// A leftover's name.
-const LEFT: &str = ".train_low_mem-tmp-0123456789abcdef";
-/// Exchanges a directory for a link, again and again, until it is killed.
-const EXCHANGES: &str = "while :; do mv -T A B 2>/dev/null && ln -s VICTIM A; rm -f A; mv -T B A 2>/dev/null; done";
+/// Text of root's private files, which must stay there.
+const PRIVATE: &str = "my only copy";
 
-/// An attack, and the command that it is made on.
-struct Attack {
-    name: String,
-    /// What the other user does first, in the shared directory.
-    before: String,
-    /// What the other user does meanwhile.
-    meanwhile: Option<String>,
-    command: &'static str,
-    /// Permissions of the shared directory.
-    mode: u32,
-    /// Whether the shared directory belongs to the other user.
-    is_theirs: bool,
-    expected: Expected,
-}
-
-/// The end of a command that is attacked.
-#[derive(Clone, Copy)]
-enum Expected {
-    /// Any documented one.
-    Any,
-    /// A refusal with these words.
-    Refused(&'static str),
-}
-
-impl Attack {
-    fn new(name: impl Into<String>, before: impl Into<String>, command: &'static str) -> Self {
-        let (name, before) = (name.into(), before.into());
-        Self { name, before, meanwhile: None, command, mode: 0o1777, is_theirs: false, expected: Expected::Any }
-    }
-
-    fn meanwhile(self, script: impl Into<String>) -> Self {
-        Self { meanwhile: Some(script.into()), ..self }
-    }
-
-    fn in_their_directory(self) -> Self {
-        Self { is_theirs: true, mode: 0o777, ..self }
-    }
-
-    fn refused(self, words: &'static str) -> Self {
-        Self { expected: Expected::Refused(words), ..self }
-    }
-}
-
-/// The attacks on the files of other users, by what they are made on.
-fn attacks() -> Vec<(&'static str, Vec<Attack>)> {
-    let ledger = "mkdir train_low_mem-0 && cd train_low_mem-0";
-    let of_another = "expected a directory of this user alone";
-    let ledgers = vec![
-        Attack::new("a link for the lock", format!("{ledger} && ln -s VICTIM/new lock"), "jobs").refused(of_another),
-        Attack::new("a pipe for the lock", format!("{ledger} && mkfifo lock"), "jobs").refused(of_another),
-        Attack::new("a lock that is held", format!("{ledger} && touch lock"), "jobs")
-            .meanwhile("exec flock train_low_mem-0/lock sleep 60")
-            .refused(of_another),
-        Attack::new("a link to a directory of root", "ln -s VICTIM train_low_mem-0", "jobs").refused(of_another),
-    ];
-    let exchange = |a: &str, b: &str| EXCHANGES.replace('A', a).replace('B', b);
-    let inside = format!("mkdir -p {LEFT}-run/checkpoints");
-    let temporary = vec![
-        Attack::new("a link for an abandoned directory", format!("ln -s VICTIM {LEFT}-run"), PLAN),
-        Attack::new(
-            "an abandoned directory with a link",
-            format!("mkdir {LEFT}-run && ln -s VICTIM {LEFT}-run/model"),
-            PLAN,
-        ),
-        Attack::new("an abandoned directory that is exchanged", inside, PLAN)
-            .meanwhile(exchange(&format!("{LEFT}-run/checkpoints"), &format!("{LEFT}-run/y"))),
-        Attack::new("a directory that everyone may change", "true", PLAN)
-            .in_their_directory()
-            .refused("other users could exchange temporary files"),
-        Attack::new("private rows", "true", PLAN).meanwhile(
-            "while :; do cat .train_low_mem-tmp-*/data/*.parquet 2>/dev/null | grep -q . && touch was-read; done",
-        ),
-    ];
-    let mut outputs = Vec::new();
-    for name in [
-        "metrics.jsonl",
-        "report.html",
-        "resolved.toml",
-        "finished.json",
-        "page-map.bin",
-        "checkpoints",
-        "model",
-        ".lock",
-    ] {
-        let (link, pipe) = (format!("ln -s VICTIM/precious run/{name}"), format!("mkfifo run/{name}"));
-        outputs.push(Attack::new(format!("a link for {name}"), format!("mkdir -m 777 run && {link}"), RUN));
-        outputs.push(Attack::new(format!("a pipe for {name}"), format!("mkdir -m 777 run && {pipe}"), RUN));
-    }
-    outputs.push(
-        Attack::new("an output that is exchanged", "true", RUN).in_their_directory().meanwhile(exchange("run", "y")),
-    );
-    let link = "is a symbolic link of user 65534";
-    outputs.push(Attack::new("a link to a directory of root", "ln -s VICTIM/step-00000001 run", RUN).refused(link));
-    let named = |name: &str| format!("ln -s VICTIM/precious {name}; ln -s VICTIM {LEFT}-part-model; mkfifo {LEFT}");
-    let files = vec![
-        Attack::new("convert: links and pipes", named("x.parquet"), CONVERT),
-        Attack::new("convert: a link on the way", "ln -s VICTIM way", "convert ROWS --output SHARED/way/new")
-            .refused(link),
-        Attack::new("report: links and pipes", named("x.html"), REPORT),
-        Attack::new("jobs add: a link on the way", "ln -s VICTIM way", "jobs add SHARED/way/new --output x")
-            .refused(link),
-    ];
-    vec![("ledger", ledgers), ("temporary files", temporary), ("outputs", outputs), ("files", files)]
+/// Finished runs of root, for commands that need a model.
+struct Runs {
+    model: PathBuf,
+    adapter: PathBuf,
 }
 
 /// Makes every attack once.
@@ -142,16 +37,76 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
         table.skip("another user", "only root can be another user, too");
         return Ok(());
     }
-    for (on, attacks) in attacks() {
+    let runs = Runs::train(lab)?;
+    for (on, attacks) in attacks::all() {
         let tries: Vec<(String, Attack)> = attacks.into_iter().map(|attack| (attack.name.clone(), attack)).collect();
         lab.try_all(table, &format!("another user: {on}"), &tries, Vec::new(), |attack, directory| {
-            attacked(lab, attack, directory)
+            attacked(lab, &runs, attack, directory)
         })?;
     }
     Ok(())
 }
 
-fn attacked(lab: &Lab, attack: &Attack, directory: &Path) -> Outcome {
+impl Runs {
+    fn train(lab: &Lab) -> Result<Self, String> {
+        let directory = lab.directory("runs-of-root")?;
+        let (model, adapter) = (directory.join("model-run"), directory.join("adapter-run"));
+        let few = "--max-steps 1 --set train.batch_size=2 --set train.eval_samples=0 --output";
+        let of_model =
+            "--set model.overrides={num_layers=1,num_decoder_layers=1,d_model=16,d_ff=32,d_kv=8,num_heads=2}";
+        let of_adapter = "--set lora.rank=2 --set data.train=ROWS --model MODEL";
+        let rows = write_rows(&directory)?;
+        for (output, more) in [(&model, of_model), (&adapter, of_adapter)] {
+            let words = format!("{few} {} {more}", output.display());
+            let words =
+                words.replace("ROWS", &rows.display().to_string()).replace("MODEL", &model.display().to_string());
+            let mut command = Command::new(&lab.program);
+            command.args(words.split_whitespace()).env("LOW_MEM_T5_PRICES", "built-in").env("RAYON_NUM_THREADS", "1");
+            let ran = process::start_command(command)?.end()?;
+            if ran.code != Some(0) {
+                return Err(format!("a run of root: {}: {}", ran.ending(), ran.first_error_line()));
+            }
+        }
+        Ok(Self { model, adapter })
+    }
+}
+
+/// Writes private rows of root.
+fn write_rows(directory: &Path) -> Result<PathBuf, String> {
+    let named = |error: std::io::Error| format!("{}: {error}", directory.display());
+    let rows = directory.join("rows.jsonl");
+    let row =
+        |at: u32| format!("{{\"prompt\": \"{}\", \"response\": \"r\"}}\n", "secret ".repeat(at as usize % 50 + 1));
+    fs::write(&rows, (0..2_000).map(row).collect::<String>()).map_err(named)?;
+    fs::set_permissions(&rows, fs::Permissions::from_mode(0o600)).map_err(named)?;
+    Ok(rows)
+}
+
+/// Makes root's private directory, with names that a command looks for when it removes files, and files that one could publish.
+fn write_victim(victim: &Path, runs: &Runs) -> Result<(), String> {
+    let named = |error: std::io::Error| format!("{}: {error}", victim.display());
+    for name in ["step-00000001", "model", "checkpoints/step-00000001", "copy"] {
+        fs::create_dir_all(victim.join(name)).map_err(named)?;
+        fs::write(victim.join(name).join("model.safetensors"), PRIVATE).map_err(named)?;
+    }
+    for (from, file) in [
+        (&runs.model, "model/config.json"),
+        (&runs.model, "model/model.safetensors"),
+        (&runs.model, "model/tokenizer.json"),
+        (&runs.adapter, "adapter/adapter_model.safetensors"),
+    ] {
+        let name = file.rsplit('/').next().unwrap_or(file);
+        fs::copy(from.join(file), victim.join("copy").join(name)).map_err(named)?;
+    }
+    fs::write(victim.join("precious"), PRIVATE).map_err(named)?;
+    fs::write(victim.join("rows.jsonl"), format!("{{\"prompt\": \"{PRIVATE}\", \"response\": \"{PRIVATE}\"}}\n"))
+        .map_err(named)?;
+    let event = format!("{{\"event\": \"step\", \"step\": 1, \"loss\": 1.0, \"note\": \"{PRIVATE}\"}}\n");
+    fs::write(victim.join("metrics.jsonl"), event).map_err(named)?;
+    fs::set_permissions(victim, fs::Permissions::from_mode(0o700)).map_err(named)
+}
+
+fn attacked(lab: &Lab, runs: &Runs, attack: &Attack, directory: &Path) -> Outcome {
     let named = |error: std::io::Error| format!("{}: {error}", directory.display());
     let (shared, victim) = (directory.join("shared"), directory.join("victim"));
     fs::create_dir(&shared).map_err(named)?;
@@ -159,35 +114,44 @@ fn attacked(lab: &Lab, attack: &Attack, directory: &Path) -> Outcome {
     if attack.is_theirs {
         chown(&shared, Some(OTHER), Some(OTHER)).map_err(named)?;
     }
-    // The names that a command looks for when it removes files.
-    for name in ["step-00000001", "model", "checkpoints/step-00000001"] {
-        fs::create_dir_all(victim.join(name)).map_err(named)?;
-        fs::write(victim.join(name).join("model.safetensors"), "my only copy").map_err(named)?;
+    write_victim(&victim, runs)?;
+    let rows = write_rows(directory)?;
+    let list = directory.join("list.toml");
+    fs::write(&list, format!("[[run]]\noutput = \"{}/run\"\nflags = [\"--max-steps\", \"1\"]\n", shared.display()))
+        .map_err(named)?;
+    let places = [
+        ("SHARED", &shared),
+        ("VICTIM", &victim),
+        ("MODEL", &runs.model),
+        ("ADAPTER", &runs.adapter),
+        ("ROWS", &rows),
+        ("LIST", &list),
+        ("TOKENIZER", &lab.tokenizer()),
+    ];
+    let placed = |text: &str| {
+        places.iter().fold(text.to_owned(), |text, (word, path)| text.replace(word, &path.display().to_string()))
+    };
+    let as_root = |text: &str| {
+        let mut command = Command::new(&lab.program);
+        command.args(text.split_whitespace().map(placed)).current_dir(directory);
+        command.env("TMPDIR", &shared).env_remove("XDG_RUNTIME_DIR");
+        command.env("LOW_MEM_T5_PRICES", "built-in").env("RAYON_NUM_THREADS", "1");
+        process::start_command(command)
+    };
+    if let Some(ahead) = attack.ahead {
+        let ran = as_root(ahead)?.end()?;
+        let opened = Command::new("chmod").args(["-R", "a+rwX"]).arg(shared.join("run")).status().map_err(named)?;
+        if ran.code != Some(0) || !opened.success() {
+            return Err(format!("{}: the run before it: {}: {}", attack.name, ran.ending(), ran.first_error_line()));
+        }
     }
-    fs::write(victim.join("precious"), "my only copy").map_err(named)?;
-    fs::set_permissions(&victim, fs::Permissions::from_mode(0o700)).map_err(named)?;
-    let rows = directory.join("rows.jsonl");
-    let row =
-        |at: u32| format!("{{\"prompt\": \"{}\", \"response\": \"r\"}}\n", "secret ".repeat(at as usize % 50 + 1));
-    fs::write(&rows, (0..2_000).map(row).collect::<String>()).map_err(named)?;
-    fs::set_permissions(&rows, fs::Permissions::from_mode(0o600)).map_err(named)?;
     let before = files(&victim)?;
-
-    let script = |text: &str| text.replace("VICTIM", &victim.display().to_string());
-    let planted = other(&shared, &script(&attack.before)).and_then(|mut child| child.wait()).map_err(named)?;
+    let planted = other(&shared, &placed(&attack.before)).and_then(|mut child| child.wait()).map_err(named)?;
     if !planted.success() {
         return Err(format!("{}: the other user could not prepare it: {planted}", attack.name));
     }
-    let meanwhile = attack.meanwhile.as_ref().map(|text| other(&shared, &script(text))).transpose().map_err(named)?;
-    let words = attack.command.split_whitespace().map(|word| {
-        word.replace("SHARED", &shared.display().to_string())
-            .replace("ROWS", &rows.display().to_string())
-            .replace("TOKENIZER", &lab.tokenizer().display().to_string())
-    });
-    let mut command = Command::new(&lab.program);
-    command.args(words).current_dir(directory).env("TMPDIR", &shared).env_remove("XDG_RUNTIME_DIR");
-    command.env("LOW_MEM_T5_PRICES", "built-in").env("RAYON_NUM_THREADS", "1");
-    let ran = process::start_command(command)?.end();
+    let meanwhile = attack.meanwhile.as_ref().map(|text| other(&shared, &placed(text))).transpose().map_err(named)?;
+    let ran = as_root(&attack.command)?.end();
     if let Some(mut child) = meanwhile {
         // The child leads a group of its own, and its shell may have started another program.
         let _ = Command::new("kill").args(["-KILL", "--", &format!("-{}", child.id())]).status();
@@ -211,6 +175,9 @@ fn broken(
     if shared.join("was-read").exists() {
         broken.push("the other user read private rows".to_string());
     }
+    if let Some(path) = published(shared) {
+        broken.push(format!("{}: has text of a private file of root", path.display()));
+    }
     if let Expected::Refused(words) = attack.expected
         && (ran.code == Some(0) || !ran.err.contains(words))
     {
@@ -224,6 +191,18 @@ fn other(directory: &Path, script: &str) -> std::io::Result<Child> {
     let mut shell = Command::new("sh");
     shell.args(["-c", script]).current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     shell.process_group(0).uid(OTHER).gid(OTHER).spawn()
+}
+
+/// A file that everyone can reach and that has text of a private file. Links are not followed.
+fn published(directory: &Path) -> Option<PathBuf> {
+    let has_text = |bytes: Vec<u8>| bytes.windows(PRIVATE.len()).any(|window| window == PRIVATE.as_bytes());
+    fs::read_dir(directory).ok()?.flatten().find_map(|entry| match entry.file_type().ok()? {
+        kind if kind.is_dir() => published(&entry.path()),
+        kind if kind.is_file() => {
+            fs::read(entry.path()).ok().filter(|bytes| has_text(bytes.clone())).map(|_| entry.path())
+        }
+        _ => None,
+    })
 }
 
 /// Every file below a directory, with its contents.

@@ -31,10 +31,24 @@ const RAW_FILES: &[(&str, &str)] = &[
     ("crates/foreign-bytes/", "a tool"),
     ("crates/heap/src/temporary_name.rs", "makes new files only, under names that nobody knows before"),
     ("crates/heap/src/anonymous_file.rs", "removes the name of its own new file, which nobody knows"),
-    ("crates/regular-file/src/lib.rs", "opens files to read them"),
+    ("crates/regular-file/", "opens files to read them"),
+    ("crates/memory-policy/", "reads the system's own files"),
     ("crates/t5/src/hf/safetensors.rs", "streams tensors into a directory that the caller renames when it is whole"),
     ("crates/t5/src/hf/save.rs", "writes into a directory that the caller renames when it is whole"),
     ("crates/t5/src/model.rs", "makes the directory that a test or a tool names"),
+];
+
+/// Where the system's own files are, which no user can exchange.
+const OF_THE_SYSTEM: [&str; 2] = ["\"/proc/", "\"/sys/"];
+
+/// Calls that open a file to read it. `regular-file` waits for no pipe, and follows no link that another user planted.
+const RAW_READS: [&str; 3] = ["File::open(", "fs::read(", "fs::read_to_string("];
+
+/// Places that may open files of the system to read them, each with the reason.
+const SYSTEM_FILES: &[(&str, &str)] = &[
+    ("crates/command/src/commands/doctor/program.rs", "one function for files below /proc and /sys"),
+    ("crates/planner/src/measurement/times.rs", "times of threads, below /proc"),
+    ("crates/t5-ops/src/cache.rs", "sizes of caches, below /sys"),
 ];
 
 /// Calls that make, change, lock or remove a file by its path.
@@ -98,7 +112,7 @@ pub fn files_are_named_for_what_they_hold(tree: &Tree) -> Vec<Finding> {
 }
 
 /// Only `durable-files` makes, changes, locks and removes files: elsewhere a crash would leave half a file, or another user could
-/// exchange the directory on the way.
+/// exchange the directory on the way. Only it and `regular-file` open them.
 ///
 /// `xtask` is exempt: its output is checked in, and can be generated again.
 pub fn files_are_changed_by_durable_files_only(tree: &Tree) -> Vec<Finding> {
@@ -108,10 +122,16 @@ pub fn files_are_changed_by_durable_files_only(tree: &Tree) -> Vec<Finding> {
         .rust_files()
         .filter(|(path, _)| path.starts_with("crates/") && path.contains("/src/") && !is_test_file(path));
     for (path, source) in sources.filter(|(path, _)| !is_excepted(path)) {
-        for raw in RAW_CALLS {
-            for line in lines_of_code(before_tests(source), raw) {
-                let call = raw.trim_end_matches([')', '(']);
-                let what = format!("`{call}` uses a file by its path; use `durable-files`");
+        let source = before_tests(source);
+        let is_of_system = |line: usize| {
+            let text = source.lines().nth(line - 1).unwrap_or_default();
+            OF_THE_SYSTEM.iter().any(|place| text.contains(place)) || SYSTEM_FILES.iter().any(|(file, _)| *file == path)
+        };
+        let changes = RAW_CALLS.into_iter().map(|raw| (raw, "`durable-files`"));
+        for (raw, instead) in changes.chain(RAW_READS.into_iter().map(|raw| (raw, "`regular-file`"))) {
+            let is_read = RAW_READS.contains(&raw);
+            for line in lines_of_code(source, raw).filter(|line| !(is_read && is_of_system(*line))) {
+                let what = format!("`{}` uses a file by its path; use {instead}", raw.trim_end_matches('('));
                 findings.push(Finding::new(path, line, what));
             }
         }
@@ -298,6 +318,9 @@ mod tests {
         let found = ["crates/a/src/lib.rs:1: `fs::write` uses a file by its path; use `durable-files`"];
         check(rule, path, "std::fs::write(path, text)?;", &found);
         check(rule, path, "durable_files::write_atomic(path, text)?;", &[]);
+        let opened = ["crates/a/src/lib.rs:1: `File::open` uses a file by its path; use `regular-file`"];
+        check(rule, path, "File::open(path)?;", &opened);
+        check(rule, path, "regular_file::open(path)?; fs::read_to_string(\"/proc/self/maps\")", &[]);
         check(rule, path, "AtomicFile::create(path)?;", &[]);
         check(rule, path, "\n#[cfg(test)]\nmod tests { fn f() { std::fs::write(a, b); } }", &[]);
         check(rule, "crates/a/src/tests.rs", "std::fs::write(path, text)?;", &[]);

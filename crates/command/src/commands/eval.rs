@@ -19,7 +19,7 @@ use crate::config::{self, Config, Origin, Values, paths};
 use crate::data::splits::Purpose;
 use crate::data::{row_data, unpacked};
 use crate::failure::{Failure, Outcome};
-use crate::files::run_dir::{RESOLVED, ROWS, RunDir};
+use crate::files::run_dir::{self, ROWS, RunDir};
 use crate::job;
 use crate::machine::device::AUTO;
 use crate::machine::stages;
@@ -156,18 +156,19 @@ fn apply_run<'a>(values: &mut Values, trained: impl Iterator<Item = &'a Path>, d
         "train.bleu_tokenizer",
         "train.rouge_stemmer",
     ];
-    let mut resolved = trained.flat_map(|path| [Some(path), path.parent()]).flatten().map(|root| root.join(RESOLVED));
-    let Some(path) = resolved.find(|path| path.is_file()) else { return Ok(()) };
+    let mut roots = trained.flat_map(|path| [Some(path), path.parent()]).flatten();
     let mut of_run = Values::defaults();
+    let found = roots.find_map(|root| match run_dir::apply_resolved(&mut of_run, root) {
+        Ok(false) => None,
+        applied => Some((root, applied)),
+    });
     // A config of another version may have keys that are no longer known.
-    if setup::apply_file(&mut of_run, &path).is_err() {
-        return Ok(());
-    }
+    let Some((run, Ok(_))) = found else { return Ok(()) };
     let is_column = |name: &str| {
         name.starts_with("data.") && ["_column", "_template", "_lang"].iter().any(|ending| name.ends_with(ending))
     };
     // Files that the run made have this program's columns.
-    let made = path.with_file_name(ROWS).canonicalize().ok();
+    let made = run.join(ROWS).canonicalize().ok();
     let is_made = |file: &String| {
         let directory = Path::new(file).canonicalize().ok().and_then(|file| file.parent().map(Path::to_owned));
         directory.is_some() && directory == made

@@ -377,8 +377,7 @@ fn start(program: &Path, job: &Job, threads: Option<u16>) -> Outcome<Child> {
 /// The result of a run: its exit code, steps, and its last evaluation.
 fn result_of(job: &Job, ended: &[Ended]) -> Value {
     let code = ended.iter().find(|ended| ended.output == job.output).map(|ended| ended.code);
-    let text = regular_file::read(&job.output.join("finished.json"), 16 << 20).ok();
-    let finished: Value = text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+    let finished = run_dir::read_finished(&job.output).unwrap_or_default();
     let history = &finished["history"];
     let kept = &history["kept_evaluation"];
     let evaluation = if kept.is_null() { &history["last_evaluation"] } else { kept };

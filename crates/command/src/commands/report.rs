@@ -8,7 +8,7 @@ use run_report::{Run, page};
 use crate::cli::view_flags::ReportArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::outputs;
-use crate::files::run_dir::{PAGE, RESOLVED, RunDir};
+use crate::files::run_dir::{self, PAGE, RESOLVED, RunDir};
 use crate::screen::report::result;
 
 /// The most bytes of a config that are read; a page shows less.
@@ -48,9 +48,8 @@ pub fn read(root: &Path) -> Outcome<Run> {
         Failure::unusable(error.to_string())
             .hint("a run is the directory that `--output` named; its metrics.jsonl is written from the start on")
     })?;
-    if let Ok(config) = regular_file::read_to_string(&root.join(RESOLVED), MAX_SHOWN_BYTES) {
-        run.set_config(&config);
-    }
+    let config = run_dir::read(root, RESOLVED, MAX_SHOWN_BYTES).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    config.iter().for_each(|config| run.set_config(config));
     Ok(run)
 }
 

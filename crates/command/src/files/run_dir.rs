@@ -21,7 +21,7 @@ use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use durable_files::{LOCK_FILE, RunLock, Scratch, is_temporary_name};
+use durable_files::{Directory, LOCK_FILE, RunLock, Scratch, is_temporary_name};
 use serde::Serialize;
 use serde_json::{Value, json};
 use trainer::checkpoint::{self, CHECKPOINTS_DIRECTORY, OWN_FILES};
@@ -67,11 +67,30 @@ const ADAPTER: &str = "adapter";
 /// A longer `finished.json` is invalid: it holds two evaluations.
 const MAX_FINISHED_BYTES: u64 = 16 << 20;
 
-/// Sets the values of the resolved config that a run wrote.
-pub fn apply_resolved(values: &mut Values, path: &Path) -> Outcome<()> {
-    let text = regular_file::read_to_string(path, MAX_CONFIG_BYTES)
-        .map_err(|error| Failure::io("read the config of the run", path, &error))?;
-    values.apply_file(&path.display().to_string(), &text)
+/// Sets the values of the resolved config that a run wrote. Returns whether there is one.
+pub fn apply_resolved(values: &mut Values, run: &Path) -> Outcome<bool> {
+    let path = run.join(RESOLVED);
+    let failed = |error| Failure::io("read the config of the run", &path, &error);
+    let bytes = match read(run, RESOLVED, MAX_CONFIG_BYTES) {
+        Err(error) if is_absence(&error) => return Ok(false),
+        bytes => bytes.map_err(failed)?,
+    };
+    let invalid = |error: std::string::FromUtf8Error| failed(std::io::Error::new(ErrorKind::InvalidData, error));
+    values.apply_file(&path.display().to_string(), &String::from_utf8(bytes).map_err(invalid)?)?;
+    Ok(true)
+}
+
+/// Reads a small file that a run wrote. A link is none of its files.
+///
+/// # Errors
+/// Errors of the system, and of files that others planted.
+pub fn read(run: &Path, name: &str, max_bytes: u64) -> std::io::Result<Vec<u8>> {
+    Directory::open(run)?.read(name.as_ref(), max_bytes)
+}
+
+/// Reads the record of a finished run.
+pub fn read_finished(run: &Path) -> Option<Value> {
+    serde_json::from_slice(&read(run, FINISHED, MAX_FINISHED_BYTES).ok()?).ok()
 }
 
 /// Whether this is the name of a file or directory of a run, at any depth.
@@ -165,10 +184,9 @@ impl RunDir {
 
     /// The step of `OUTPUT/model`, if the run is finished.
     pub fn finished_step(&self) -> Option<u64> {
-        let text = regular_file::read(&self.root.join(FINISHED), MAX_FINISHED_BYTES).ok()?;
-        let finished: Value = serde_json::from_slice(&text).ok()?;
+        let finished = read_finished(&self.root)?;
         let weights = [(MODEL, "model.safetensors"), (ADAPTER, "adapter_model.safetensors")];
-        let is_there = weights.into_iter().any(|(directory, file)| self.root.join(directory).join(file).exists());
+        let is_there = weights.into_iter().any(|(directory, file)| is_at(&self.root.join(directory), file));
         finished["step"].as_u64().filter(|_| is_there)
     }
 
@@ -198,11 +216,8 @@ impl RunDir {
         let has_checkpoints = self.has_checkpoints()?;
         let mut what = if has_checkpoints { Some("checkpoints") } else { None };
         for (directory, named) in [(MODEL, "a model"), (ADAPTER, "an adapter")] {
-            let path = self.root.join(directory);
-            let is_there = match std::fs::symlink_metadata(&path) {
-                Err(error) if is_absence(&error) => false,
-                found => found.map(|_| true).map_err(|error| Failure::io("look for it", &path, &error))?,
-            };
+            let failed = |error| Failure::io("look for it", &self.root.join(directory), &error);
+            let is_there = find(&self.root, directory).map_err(failed)?;
             what = what.or(is_there.then_some(named));
         }
         let Some(what) = what else { return self.refuse_to_replace() };
@@ -217,7 +232,7 @@ impl RunDir {
     /// Refuses to start a new run in a directory that has a file of somebody else with a name of the run's: a page called `report.html` is a
     /// likely one.
     fn refuse_to_replace(&self) -> Outcome<()> {
-        let is_there = |name: &&str| std::fs::symlink_metadata(self.root.join(name)).is_ok();
+        let is_there = |name: &&str| is_at(&self.root, name);
         let Some(name) = [PAGE, EVENTS, FINISHED].into_iter().find(is_there).filter(|_| !is_run(&self.root)) else {
             return Ok(());
         };
@@ -231,33 +246,44 @@ impl RunDir {
     fn has_checkpoints(&self) -> Outcome<bool> {
         let path = self.checkpoints();
         let failed = |error| Failure::io("list it", &path, &error);
-        let entries = match std::fs::read_dir(&path) {
+        let names = match Directory::open(&path).and_then(|opened| opened.names()) {
             Err(error) if is_absence(&error) => return Ok(false),
-            entries => entries.map_err(failed)?,
+            names => names.map_err(failed)?,
         };
-        for entry in entries {
-            if !is_temporary_name(&entry.map_err(failed)?.file_name()) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        Ok(!names.iter().all(|name| is_temporary_name(name)))
     }
 }
 
 /// Whether a run has begun in this directory. What cannot be examined may be one.
 pub fn is_run(directory: &Path) -> bool {
-    let is_absent = |name: &str| std::fs::symlink_metadata(directory.join(name)).is_err_and(|error| is_absence(&error));
-    !(is_absent(RESOLVED) && is_absent(CHECKPOINTS_DIRECTORY))
+    let may_be_there = |name: &str| find(directory, name).unwrap_or(true);
+    may_be_there(RESOLVED) || may_be_there(CHECKPOINTS_DIRECTORY)
+}
+
+/// Whether the directory has an entry with this name, of any kind.
+///
+/// # Errors
+/// That cannot be examined.
+fn find(directory: &Path, name: &str) -> std::io::Result<bool> {
+    match Directory::open(directory).and_then(|opened| opened.entry(name.as_ref())) {
+        Err(error) if is_absence(&error) => Ok(false),
+        found => Ok(found?.is_some()),
+    }
+}
+
+/// Whether the directory is known to have an entry with this name.
+fn is_at(directory: &Path, name: &str) -> bool {
+    find(directory, name).unwrap_or(false)
 }
 
 /// The run beside this directory whose name is most similar to it.
 fn similar_run(directory: &Path) -> Option<PathBuf> {
     let name = directory.file_name()?.to_string_lossy().into_owned();
     let parent = directory.parent()?;
-    let listed = std::fs::read_dir(if parent.as_os_str().is_empty() { Path::new(".") } else { parent }).ok()?;
-    let similar = listed.flatten().filter_map(|entry| {
-        let likeness = strsim::jaro_winkler(&entry.file_name().to_string_lossy(), &name);
-        (likeness > 0.8 && is_run(&entry.path())).then(|| (likeness, parent.join(entry.file_name())))
+    let listed = Directory::open(parent).and_then(|opened| opened.names()).ok()?;
+    let similar = listed.into_iter().filter_map(|other| {
+        let (likeness, path) = (strsim::jaro_winkler(&other.to_string_lossy(), &name), parent.join(other));
+        (likeness > 0.8 && is_run(&path)).then_some((likeness, path))
     });
     similar.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, path)| path)
 }

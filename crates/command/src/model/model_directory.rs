@@ -11,7 +11,7 @@ use t5::peft::{AdapterConfig, AdapterDirectory, CONFIG_FILE};
 
 use crate::config::Values;
 use crate::failure::{Failure, Outcome};
-use crate::files::run_dir::{self, RESOLVED};
+use crate::files::run_dir;
 use crate::model::base;
 use crate::screen::report;
 
@@ -94,12 +94,10 @@ pub fn find_as_trained(named: &Path, adapter: Option<&Path>) -> Outcome<Adapted>
 
 /// The quantised base of a run's adapter, according to the run's config.
 fn quantised_base(run: &Path) -> Outcome<Option<PathBuf>> {
-    let resolved = run.join(RESOLVED);
-    if !resolved.is_file() {
+    let mut values = Values::defaults();
+    if !run_dir::apply_resolved(&mut values, run)? {
         return Ok(None);
     }
-    let mut values = Values::defaults();
-    run_dir::apply_resolved(&mut values, &resolved)?;
     let precision = values.text("model.base_precision").and_then(|name| t5::Precision::of_name(&name));
     Ok(precision.map(|precision| run.join(base::name(precision))))
 }

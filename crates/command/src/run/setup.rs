@@ -58,12 +58,11 @@ fn read_values(flags: &TrainArgs) -> Outcome<Values> {
     let mut typed = Values::defaults();
     flags.apply(&mut typed)?;
     let output = typed.text("run.output_dir").unwrap_or_default();
-    let resolved = paths::from_text(&output).join(RESOLVED);
+    let resumes = flags.keep_training == Some(true) && flags.names_output();
     let mut values = Values::defaults();
     match &flags.config {
         Some(path) => apply_file(&mut values, path)?,
-        None if flags.keep_training == Some(true) && flags.names_output() && is_there(&resolved)? => {
-            run_dir::apply_resolved(&mut values, &resolved)?;
+        None if resumes && run_dir::apply_resolved(&mut values, &paths::from_text(&output))? => {
             // A change that was allowed once is not allowed for ever.
             values.reset("run.allow_changes")?;
         }
@@ -73,15 +72,6 @@ fn read_values(flags: &TrainArgs) -> Outcome<Values> {
     flags.apply(&mut values)?;
     config::resolve_precedence(&mut values)?;
     Ok(values)
-}
-
-/// Whether a file of this name exists. Failing to examine it is an error, not absence.
-fn is_there(path: &Path) -> Outcome<bool> {
-    match std::fs::symlink_metadata(path) {
-        Ok(_) => Ok(true),
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
-        Err(error) => Err(Failure::io("look for it", path, &error)),
-    }
 }
 
 /// Sets the values of a config file.
@@ -121,7 +111,7 @@ pub fn place_embedded_files(config: Config, run: &mut RunDir) -> Outcome<Config>
 pub fn open(config: &Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcome<Opened> {
     let directory = run.root().to_owned();
     // A cache of facts about the data files: without it the files are read again.
-    let kept = regular_file::read(&directory.join(PAGE_MAP), MAX_PAGE_MAP_BYTES).ok();
+    let kept = run_dir::read(&directory, PAGE_MAP, MAX_PAGE_MAP_BYTES).ok();
     let keeps_digests = wanted.resumes && !config.run.allow_changes.iter().any(|part| part == "data");
     let page_map = kept.map(|bytes| KeptPageMap { bytes, keeps_digests });
     let mut opened = Opened::new(config, |of| row_data::prepare(config, of, run, wanted), page_map)?;

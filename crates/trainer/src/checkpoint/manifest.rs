@@ -139,7 +139,7 @@ fn not_read(directory: &Path, path: &Path, error: io::Error) -> Error {
     let says_absent = |e: &io::Error| e.kind() == io::ErrorKind::NotFound;
     let is_missing = says_absent(&error)
         && fs::symlink_metadata(path).is_err_and(|e| says_absent(&e))
-        && fs::read_dir(directory).is_ok();
+        && Directory::open(directory).and_then(|there| there.names()).is_ok();
     if is_missing { Error::torn(path, "missing") } else { Error::unreadable(path, error) }
 }
 

@@ -46,7 +46,6 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -193,17 +192,17 @@ impl Checkpoints {
 
 /// The checkpoints in a directory, whole or not, newest first. Other names than a run's are ignored.
 fn list(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
-    let entries = match fs::read_dir(directory) {
+    let failed = |e| Error::io("list", directory, e);
+    let opened = match Directory::open(directory) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.map_err(|e| Error::io("list", directory, e))?,
+        opened => opened.map_err(failed)?,
     };
     let mut found = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(|e| Error::io("list", directory, e))?;
-        let Some(step) = step_of(&entry.file_name()) else { continue };
+    for name in opened.names().map_err(failed)? {
+        let Some(step) = step_of(&name) else { continue };
         // An entry of unknown kind may be a checkpoint.
-        if !entry.file_type().is_ok_and(|kind| kind.is_file()) {
-            found.push((step, entry.path()));
+        if !matches!(opened.entry(&name), Ok(Some(entry)) if entry.kind == durable_files::Kind::File) {
+            found.push((step, directory.join(name)));
         }
     }
     found.sort_by_key(|&(step, _)| std::cmp::Reverse(step));

@@ -20,10 +20,9 @@
 #[cfg(test)]
 mod tests;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use durable_files::{Directory, foreign_names, retire_directory};
+use durable_files::{Directory, Kind, foreign_names, retire_directory};
 
 use super::load::{self, verify};
 use super::{Checkpoints, OWN_FILES, Saved, list};
@@ -154,18 +153,19 @@ fn look(path: &Path, step: u64, measure: &str) -> Condition {
 
 /// Removes a checkpoint and returns whether it did. A failure becomes a note.
 fn remove(checkpoints: &mut Checkpoints, saved: &mut Saved, path: &Path) -> bool {
-    let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_symlink());
     let foreign = || {
         let (parent, name) = Directory::open_parent(path)?;
-        foreign_names(&parent.directory(&name)?, &OWN_FILES)
+        match parent.entry(&name)? {
+            Some(found) if found.kind == Kind::Link => Ok(None),
+            _ => foreign_names(&parent.directory(&name)?, &OWN_FILES).map(Some),
+        }
     };
-    let foreign = if is_link { Ok(Vec::new()) } else { foreign() };
-    let removed = match foreign {
-        Ok(_) if is_link => {
+    let removed = match foreign() {
+        Ok(None) => {
             note_once(checkpoints, saved, path, "it is a symbolic link");
             return false;
         }
-        Ok(foreign) => match foreign.first() {
+        Ok(Some(foreign)) => match foreign.first() {
             Some(name) => {
                 let reason = format!("it contains a file that no run writes: {}", name.display());
                 note_once(checkpoints, saved, path, &reason);
@@ -250,8 +250,9 @@ pub(super) fn rename_to_free(from: &Path, to: &Path) -> std::io::Result<()> {
 
 /// Makes way for a checkpoint of the same step. A whole or a torn one will be replaced; any other entry moves aside.
 pub(super) fn make_way(target: &Path, step: u64) -> Result<Before> {
-    match fs::symlink_metadata(target) {
-        Ok(_) => {}
+    match Directory::open_parent(target).and_then(|(parent, name)| parent.entry(&name)) {
+        Ok(Some(_)) => {}
+        Ok(None) => return Ok(Before::default()),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Before::default()),
         Err(e) => return Err(Error::io("examine", target, e)),
     }

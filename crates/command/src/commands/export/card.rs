@@ -7,9 +7,7 @@ use t5::{Config, ParameterSpec};
 
 use super::file_name;
 use crate::cli::export_flags::{ExportArgs, Format, GgufNames};
-
-/// A longer `finished.json` is invalid.
-const LARGEST_FINISHED_BYTES: u64 = 1 << 20;
+use crate::files::run_dir;
 
 /// Scores of an evaluation that show how good a model is, with their names and significant digits.
 const SCORES: [(&str, &str, usize); 13] = [
@@ -133,8 +131,7 @@ fn last_evaluation(directory: &Path) -> Option<Value> {
     let absolute = directory.canonicalize().ok()?;
     let places: [Option<PathBuf>; 2] = [Some(absolute.clone()), absolute.parent().map(Path::to_owned)];
     places.into_iter().flatten().find_map(|place| {
-        let text = regular_file::read(&place.join("finished.json"), LARGEST_FINISHED_BYTES).ok()?;
-        let finished: Value = serde_json::from_slice(&text).ok()?;
+        let finished = run_dir::read_finished(&place)?;
         Some(finished["history"]["last_evaluation"].clone()).filter(Value::is_object)
     })
 }

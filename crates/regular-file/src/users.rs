@@ -6,7 +6,7 @@ const OTHERS_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
 /// The user of this process.
-pub(crate) fn ours() -> u32 {
+pub fn ours() -> u32 {
     #[cfg(unix)]
     {
         rustix::process::geteuid().as_raw()
@@ -19,13 +19,13 @@ pub(crate) fn ours() -> u32 {
 
 /// Whether this user cannot harm us: we ourselves, and root. In a container with users of its own, files of the users outside
 /// of it, such as the root of the machine, have the owner `overflowuid`.
-pub(crate) fn is_trusted(user: u32) -> bool {
+pub fn is_trusted(user: u32) -> bool {
     user == ours() || user == 0 || Some(user) == outside()
 }
 
 /// Whether the names in a directory of this owner and mode stay what they are: no user whom we do not trust can exchange them.
 /// Its group may: the owner chose it.
-pub(crate) fn keeps_names(owner: u32, mode: u32) -> bool {
+pub fn keeps_names(owner: u32, mode: u32) -> bool {
     is_trusted(owner) && (mode & OTHERS_WRITE == 0 || mode & STICKY != 0)
 }
 

@@ -1,0 +1,297 @@
+//! The attacks of another user, as one table: what that user plants, exchanges or holds, and the command that root then runs.
+//!
+//! Words in a command or a script: `SHARED`, the directory in which the other user may make names; `VICTIM`, a private directory of root;
+//! `MODEL` and `ADAPTER`, finished runs of root; `ROWS` and `TOKENIZER`, root's files.
+
+/// A run of one small step.
+const RUN: &str = "--max-steps 1 --output SHARED/run --set train.batch_size=2 --set train.eval_samples=0 \
+                   --set model.overrides={num_layers=1,num_decoder_layers=1,d_model=16,d_ff=32,d_kv=8,num_heads=2}";
+/// A run of one small step on rows that are converted.
+const CONVERTING: &str = "--max-steps 1 --output SHARED/run --set train.batch_size=2 --set train.eval_samples=0 \
+                          --set data.train=ROWS --set model.config=tiny --set data.tokenizer=TOKENIZER \
+                          --set model.overrides={num_layers=1,num_decoder_layers=1,d_model=16,d_ff=32,d_kv=8,num_heads=2}";
+const RESUME: &str = "--keep-training --max-steps 2 --output SHARED/run";
+/// A plan that converts rows in the directory for temporary files.
+const PLAN: &str = "plan --set data.train=ROWS --set model.config=tiny --set data.tokenizer=TOKENIZER";
+const CONVERT: &str = "convert ROWS --force --output SHARED/x.parquet";
+const REPORT: &str = "report SHARED/run --output SHARED/x.html";
+const EVAL: &str = "eval --model MODEL --data ROWS --samples 2 --generate-samples 0 --predictions SHARED/p.jsonl";
+const SERVE: &str = "serve MODEL --listen 127.0.0.1:0 --access-log SHARED/log";
+/// A leftover's name.
+const LEFT: &str = ".train_low_mem-tmp-0123456789abcdef";
+/// Exchanges a directory for a link, again and again, until it is killed.
+const EXCHANGES: &str = "while :; do mv -T A B 2>/dev/null && ln -s VICTIM A; rm -f A; mv -T B A 2>/dev/null; done";
+
+/// An attack, and the command that it is made on.
+pub struct Attack {
+    /// The name, by which a try is found again.
+    pub name: String,
+    /// A command of root before, whose run everyone may then change.
+    pub ahead: Option<&'static str>,
+    /// What the other user does first, in the shared directory.
+    pub before: String,
+    /// What the other user does meanwhile.
+    pub meanwhile: Option<String>,
+    /// The command of root.
+    pub command: String,
+    /// Permissions of the shared directory.
+    pub mode: u32,
+    /// Whether the shared directory belongs to the other user.
+    pub is_theirs: bool,
+    /// The promised end.
+    pub expected: Expected,
+}
+
+/// The end of a command that is attacked.
+#[derive(Clone, Copy)]
+pub enum Expected {
+    /// Any documented one.
+    Any,
+    /// A refusal with these words.
+    Refused(&'static str),
+}
+
+impl Attack {
+    fn new(name: impl Into<String>, before: impl Into<String>, command: impl Into<String>) -> Self {
+        let (name, before, command) = (name.into(), before.into(), command.into());
+        let (ahead, meanwhile, expected) = (None, None, Expected::Any);
+        Self { name, ahead, before, meanwhile, command, mode: 0o1777, is_theirs: false, expected }
+    }
+
+    fn after(self, command: &'static str) -> Self {
+        Self { ahead: Some(command), ..self }
+    }
+
+    fn meanwhile(self, script: impl Into<String>) -> Self {
+        Self { meanwhile: Some(script.into()), ..self }
+    }
+
+    fn in_their_directory(self) -> Self {
+        Self { is_theirs: true, mode: 0o777, ..self }
+    }
+
+    fn refused(self, words: &'static str) -> Self {
+        Self { expected: Expected::Refused(words), ..self }
+    }
+}
+
+/// All attacks, by what they are made on.
+pub fn all() -> Vec<(&'static str, Vec<Attack>)> {
+    vec![
+        ("ledger", ledgers()),
+        ("temporary files", temporary()),
+        ("outputs", outputs()),
+        ("a run that goes on", resumed()),
+        ("files that are read", read()),
+        ("files", written()),
+    ]
+}
+
+fn exchange(a: &str, b: &str) -> String {
+    EXCHANGES.replace('A', a).replace('B', b)
+}
+
+fn ledgers() -> Vec<Attack> {
+    let ledger = "mkdir train_low_mem-0 && cd train_low_mem-0";
+    let of_another = "expected a directory of this user alone";
+    vec![
+        Attack::new("a link for the lock", format!("{ledger} && ln -s VICTIM/new lock"), "jobs").refused(of_another),
+        Attack::new("a pipe for the lock", format!("{ledger} && mkfifo lock"), "jobs").refused(of_another),
+        Attack::new("a lock that is held", format!("{ledger} && touch lock"), "jobs")
+            .meanwhile("exec flock train_low_mem-0/lock sleep 60")
+            .refused(of_another),
+        Attack::new("a link to a directory of root", "ln -s VICTIM train_low_mem-0", "jobs").refused(of_another),
+    ]
+}
+
+fn temporary() -> Vec<Attack> {
+    let inside = format!("mkdir -p {LEFT}-run/checkpoints");
+    vec![
+        Attack::new("a link for an abandoned directory", format!("ln -s VICTIM {LEFT}-run"), PLAN),
+        Attack::new(
+            "an abandoned directory with a link",
+            format!("mkdir {LEFT}-run && ln -s VICTIM {LEFT}-run/model"),
+            PLAN,
+        ),
+        Attack::new("an abandoned directory that is exchanged", inside, PLAN)
+            .meanwhile(exchange(&format!("{LEFT}-run/checkpoints"), &format!("{LEFT}-run/y"))),
+        Attack::new("a directory that everyone may change", "true", PLAN)
+            .in_their_directory()
+            .refused("other users could exchange temporary files"),
+        Attack::new("private rows", "true", PLAN).meanwhile(
+            "while :; do cat .train_low_mem-tmp-*/data/*.parquet 2>/dev/null | grep -q . && touch was-read; done",
+        ),
+    ]
+}
+
+/// Entries of a new run's directory.
+fn outputs() -> Vec<Attack> {
+    let mut attacks = Vec::new();
+    for name in [
+        "metrics.jsonl",
+        "report.html",
+        "events.out.tfevents.0.train_low_mem",
+        "resolved.toml",
+        "finished.json",
+        "page-map.bin",
+        "checkpoints",
+        "model",
+        "data",
+        "sample-data",
+        ".lock",
+    ] {
+        let command = if name == "data" { CONVERTING } else { RUN };
+        for (kind, plant) in [("link", "ln -s VICTIM/precious"), ("pipe", "mkfifo"), ("file", "touch")] {
+            let before = format!("mkdir -m 777 run && {plant} run/{name}");
+            attacks.push(Attack::new(format!("a {kind} for {name}"), before, command));
+        }
+    }
+    attacks.push(Attack::new(
+        "a link for data to a directory",
+        "mkdir -m 777 run && ln -s VICTIM run/data",
+        CONVERTING,
+    ));
+    attacks.push(
+        Attack::new("an output that is exchanged", "true", RUN).in_their_directory().meanwhile(exchange("run", "y")),
+    );
+    let link = "is a symbolic link of user 65534";
+    attacks.push(Attack::new("a link to a directory of root", "ln -s VICTIM/step-00000001 run", RUN).refused(link));
+    attacks
+}
+
+/// Entries of the directory of a run that root resumes, which everyone may change.
+fn resumed() -> Vec<Attack> {
+    let mut attacks = Vec::new();
+    for name in [
+        "resolved.toml",
+        "metrics.jsonl",
+        "finished.json",
+        "page-map.bin",
+        ".lock",
+        "data/train-rows.json",
+        "data/train-rows.parquet",
+        "checkpoints/step-00000001/manifest.json",
+        "checkpoints/step-00000001/model.safetensors",
+        "model/model.safetensors",
+    ] {
+        for (kind, plant) in [("link", "ln -s VICTIM/precious"), ("pipe", "mkfifo"), ("file", "touch")] {
+            let before = format!("rm run/{name}; {plant} run/{name}");
+            let attack = Attack::new(format!("a {kind} for {name}"), before, RESUME).after(CONVERTING);
+            attacks.push(match (name, kind) {
+                ("resolved.toml", "file") => attack.refused("got a file of user 65534"),
+                ("resolved.toml", "link") => {
+                    attack.refused("expected a regular file, got a symbolic link of user 65534")
+                }
+                ("resolved.toml", _) => attack.refused("expected a regular file, got a pipe"),
+                _ => attack,
+            });
+        }
+    }
+    for name in ["data", "checkpoints", "checkpoints/step-00000001", "model"] {
+        let before = format!("mv run/{name} run/old; ln -s VICTIM/model run/{name}");
+        attacks.push(Attack::new(format!("a link for {name}"), before, RESUME).after(CONVERTING));
+        let attack = Attack::new(format!("{name} is exchanged"), "true", RESUME).after(CONVERTING);
+        attacks.push(attack.meanwhile(exchange(&format!("run/{name}"), "run/y")));
+    }
+    let held = "exec flock run/.lock sleep 60";
+    let attack = Attack::new("a lock that is held", "true", RESUME).after(CONVERTING).meanwhile(held);
+    attacks.push(attack);
+    attacks
+}
+
+/// Files of another user that root reads: a link in them must not lead to a file that only root may read.
+fn read() -> Vec<Attack> {
+    let run = "mkdir run; echo > run/resolved.toml; ln -s VICTIM/metrics.jsonl run/metrics.jsonl";
+    let rows = "ln -s VICTIM/rows.jsonl rows.jsonl";
+    let model = "cp -r MODEL/model m; rm m/FILE; ln -s VICTIM/copy/FILE m/FILE";
+    let adapter = "cp -r ADAPTER/adapter m; rm m/FILE; ln -s VICTIM/copy/FILE m/FILE";
+    let link = "is a symbolic link of user 65534";
+    let small = "--max-new-tokens 2";
+    let mut attacks = vec![
+        Attack::new("report", run, REPORT).refused(link),
+        Attack::new("report: a config", "cp -r MODEL run; ln -sf VICTIM/rows.jsonl run/resolved.toml", REPORT),
+        Attack::new("report: a pipe", "mkdir run; mkfifo run/metrics.jsonl", REPORT).refused("a pipe"),
+        Attack::new("watch", run, "watch SHARED/run").refused(link),
+        Attack::new("convert", rows, "convert SHARED/rows.jsonl --output SHARED/x.parquet").refused(link),
+        Attack::new("inspect", rows, "inspect SHARED/rows.jsonl").refused(link),
+        Attack::new("train", rows, CONVERTING.replace("ROWS", "SHARED/rows.jsonl")).refused(link),
+        Attack::new("eval: rows", rows, EVAL.replace("ROWS", "SHARED/rows.jsonl")).refused(link),
+        Attack::new("generate: prompts", rows, format!("generate --model MODEL --input SHARED/rows.jsonl {small}"))
+            .refused(link),
+        Attack::new(
+            "train-tokenizer",
+            rows,
+            "train-tokenizer --input SHARED/rows.jsonl --vocab-size 400 --output SHARED/t",
+        )
+        .refused(link),
+        Attack::new("plan: a config", rows, "plan --config SHARED/rows.jsonl").refused(link),
+        Attack::new("jobs run", rows, "jobs run SHARED/rows.jsonl").refused(link),
+        Attack::new("serve: keys", rows, "serve MODEL --listen 127.0.0.1:0 --api-key-file SHARED/rows.jsonl")
+            .refused(link),
+        Attack::new(
+            "train: a tokenizer",
+            "ln -s VICTIM/rows.jsonl t.json",
+            CONVERTING.replace("TOKENIZER", "SHARED/t.json"),
+        )
+        .refused(link),
+        Attack::new(
+            "merge",
+            adapter.replace("FILE", "adapter_model.safetensors"),
+            "merge --adapter SHARED/m --output SHARED/merged",
+        )
+        .refused(link),
+    ];
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        for command in [
+            "export --model SHARED/m --format gguf --output SHARED/x.gguf",
+            "convert-base --model SHARED/m --precision int8 --output SHARED/base",
+            "generate --model SHARED/m --prompt a --max-new-tokens 2",
+            "eval --model SHARED/m --data ROWS --samples 2 --generate-samples 0",
+            "serve SHARED/m --listen 127.0.0.1:0",
+            "chat SHARED/m --max-new-tokens 2",
+        ] {
+            let name = format!("{}: {file}", command.split(' ').next().unwrap_or_default());
+            attacks.push(Attack::new(name, model.replace("FILE", file), command).refused(link));
+        }
+    }
+    attacks
+}
+
+/// Files that a command writes where everyone may make names.
+fn written() -> Vec<Attack> {
+    let named = |name: &str| format!("ln -s VICTIM/precious {name}; ln -s VICTIM {LEFT}-part-model; mkfifo {LEFT}");
+    let link = "is a symbolic link of user 65534";
+    let mut attacks = vec![
+        Attack::new("convert: a link on the way", "ln -s VICTIM way", "convert ROWS --output SHARED/way/new")
+            .refused(link),
+        Attack::new("report: links and pipes", named("x.html"), REPORT),
+        Attack::new("jobs add: a link on the way", "ln -s VICTIM way", "jobs add SHARED/way/new --output x")
+            .refused(link),
+        Attack::new("jobs run: a link for the log", "ln -s VICTIM/precious run.log", "jobs run LIST"),
+        Attack::new("jobs run: a pipe for the log", "mkfifo run.log", "jobs run LIST"),
+        Attack::new("serve: a link for the log", "ln -s VICTIM/precious log", SERVE).refused("--access-log"),
+        Attack::new("serve: a pipe for the log", "mkfifo log", SERVE).refused("--access-log"),
+        Attack::new("serve: a link on the way", "ln -s VICTIM way", SERVE.replace("SHARED", "SHARED/way"))
+            .refused(link),
+    ];
+    for (command, name) in [
+        (CONVERT, "x.parquet"),
+        (EVAL, "p.jsonl"),
+        ("export --model MODEL --format ctranslate2 --force --output SHARED/x", "x"),
+        ("merge --adapter ADAPTER --force --output SHARED/x", "x"),
+        ("convert-base --model MODEL --precision nf4 --force --output SHARED/x", "x"),
+        ("train-tokenizer --input ROWS --vocab-size 400 --force --output SHARED/x", "x"),
+    ] {
+        let word = command.split(' ').next().unwrap_or_default();
+        attacks.push(Attack::new(format!("{word}: links and pipes for {name}"), named(name), command));
+        let replaced = format!("mkfifo {name}");
+        attacks.push(Attack::new(format!("{word}: a pipe for {name}"), replaced, command));
+        let into = command.replace("SHARED", "SHARED/way");
+        attacks
+            .push(Attack::new(format!("{word}: a link on the way of {name}"), "ln -s VICTIM way", into).refused(link));
+        let into = command.replace("SHARED", "SHARED/way");
+        let attack = Attack::new(format!("{word}: the directory of {name} is exchanged"), "mkdir -m 777 way", into);
+        attacks.push(attack.in_their_directory().meanwhile(exchange("way", "y")));
+    }
+    attacks
+}
