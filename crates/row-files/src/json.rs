@@ -9,8 +9,13 @@ use crate::columns::Column;
 use crate::error::{Error, LIST, OBJECT, RowFault};
 use crate::input::{Input, append};
 use crate::json_text::{self, Kind};
-use crate::kind;
 use crate::row::{Cell, Row, one_text};
+
+/// Keys of an object that may hold a file's rows.
+#[rustfmt::skip]
+pub(crate) const ROW_LISTS: [&str; 14] = [
+    "data", "rows", "train", "training", "examples", "samples", "records", "items", "instances", "test", "validation", "valid", "val", "dev",
+];
 
 /// A longer row's buffer is released before the next row.
 const KEPT_ROW_BYTES: usize = 1 << 20;
@@ -221,7 +226,7 @@ impl JsonRows {
             let name: Option<String> = serde_json::from_slice(&self.buffer).ok();
             let Some(name) = name.filter(|_| matches!(self.peek(), Ok(Some(b':')))) else { break };
             self.input.consume(1);
-            if self.peek()? == Some(b'[') && kind::is_row_list(&name) {
+            if self.peek()? == Some(b'[') && ROW_LISTS.contains(&&*name) {
                 return Err(Error::Lists { path: self.input.path().to_owned(), line: self.line, list: name });
             }
             self.buffer.clear();

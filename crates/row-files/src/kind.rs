@@ -349,21 +349,10 @@ fn object(text: &[u8]) -> Layout {
     }
 }
 
-/// Keys of an object that may hold a file's rows.
-#[rustfmt::skip]
-const ROW_LISTS: [&str; 14] = [
-    "data", "rows", "train", "training", "examples", "samples", "records", "items", "instances", "test", "validation", "valid", "val", "dev",
-];
-
-/// Whether a list under this key of an object holds rows.
-pub(crate) fn is_row_list(name: &str) -> bool {
-    ROW_LISTS.contains(&name)
-}
-
 /// Whether an object's first list holds objects, under one of these keys.
 fn wraps_rows(text: &[u8]) -> bool {
     let text = String::from_utf8_lossy(text);
-    ROW_LISTS.iter().any(|name| {
+    json::ROW_LISTS.iter().any(|name| {
         let Some((before, after)) = text.split_once(&format!("\"{name}\"")) else { return false };
         let list = after.trim_start().strip_prefix(':').and_then(|value| value.trim_start().strip_prefix('['));
         !before.contains('[') && list.is_some_and(|list| list.trim_start().starts_with('{'))
