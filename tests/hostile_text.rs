@@ -107,6 +107,8 @@ fn names_of_files_models_and_settings_are_shown_and_never_obeyed() {
         &["serve"],
         &["merge", "--output", "m", "--model", "run", "--adapter"],
         &["convert-base", "--precision", "nf4", "--output", "m", "--model"],
+        &["trim-vocab", "--output", "m", "--keep-used", "rows.jsonl", "--model"],
+        &["add-tokens", "--output", "m", "--tokens", "a", "--model"],
         &["export", "--format", "gguf", "--output", "m", "--model"],
         &["train-tokenizer", "--vocab-size", "400", "--output", "t.json", "--input"],
         &["watch"],

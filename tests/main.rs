@@ -46,4 +46,5 @@ mod shown_commands;
 mod situations;
 mod training;
 mod views;
+mod vocabulary;
 mod wrong_input;

@@ -151,6 +151,8 @@ fn run(cli: Cli) -> Outcome<()> {
         Some(Command::Export(flags)) => commands::export::export(&flags),
         Some(Command::Merge(flags)) => commands::merge::merge(&flags),
         Some(Command::TrainTokenizer(flags)) => commands::train_tokenizer::train_tokenizer(&flags),
+        Some(Command::TrimVocab(flags)) => commands::trim_vocab::trim_vocab(&flags),
+        Some(Command::AddTokens(flags)) => commands::add_tokens::add_tokens(&flags),
         Some(Command::Bench(flags)) => commands::bench::bench(&flags),
         Some(Command::Report(flags)) => commands::report::report(&flags),
         Some(Command::Watch(flags)) => commands::watch::watch(&flags),

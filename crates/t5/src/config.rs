@@ -18,6 +18,7 @@
 //! ```
 
 mod reader;
+mod token_ids;
 
 use std::path::Path;
 

@@ -14,6 +14,7 @@ pub mod row_flags;
 pub mod serve_flags;
 mod usage;
 pub mod view_flags;
+pub mod vocabulary_flags;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -37,6 +38,7 @@ use lever_flags::LeverFlags;
 use row_flags::{ConvertArgs, InspectArgs, TrainTokenizerArgs};
 use serve_flags::{BenchServeArgs, ServeArgs};
 use view_flags::{ReportArgs, WatchArgs};
+use vocabulary_flags::{AddTokensArgs, TrimVocabArgs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -120,6 +122,10 @@ pub enum Command {
     Export(ExportArgs),
     /// Quantise a model's weights, for adapters and answers in less memory
     ConvertBase(ConvertBaseArgs),
+    /// Leave out the entries of a model's vocabulary that some rows do not need
+    TrimVocab(TrimVocabArgs),
+    /// Add tokens to a model's vocabulary, such as the characters that its tokenizer loses
+    AddTokens(AddTokensArgs),
     /// Train a tokenizer.json from parquet, JSONL, JSON, CSV, TSV or text files
     TrainTokenizer(TrainTokenizerArgs),
     /// Measure time and peak memory of training steps on synthetic full-length samples

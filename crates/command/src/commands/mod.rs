@@ -1,5 +1,6 @@
 //! The subcommands beside `train`, a module each.
 
+pub mod add_tokens;
 pub mod bench;
 mod bench_serve;
 pub mod chat;
@@ -19,4 +20,5 @@ pub mod report;
 pub mod serve;
 mod text_lengths;
 pub mod train_tokenizer;
+pub mod trim_vocab;
 pub mod watch;

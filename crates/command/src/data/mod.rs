@@ -1,6 +1,7 @@
 //! The files with rows: which are read, how, and what becomes of them.
 
 pub mod data_files;
+pub mod file_texts;
 pub mod reading;
 pub mod row_data;
 pub mod row_record;

@@ -5,9 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::path::{Path, PathBuf};
 
 use memory_policy::{counted, plural};
 use serde_json::{Value, json};
+
+use crate::screen::shell_words::quoted;
 
 /// The most different characters that are counted.
 const MAX_CHARACTERS: usize = 4096;
@@ -49,12 +52,11 @@ impl Survival {
         self.changed != [0, 0]
     }
 
-    /// The characters that were lost most often, as they can be written in a string.
-    fn characters(&self) -> Vec<(String, u64)> {
+    /// The characters that were lost, the most frequent first.
+    pub fn lost_characters(&self) -> Vec<char> {
         let mut lost: Vec<(char, u64)> = self.lost.iter().map(|(c, count)| (*c, *count)).collect();
         lost.sort_by_key(|(c, count)| (std::cmp::Reverse(*count), *c));
-        let shown = |c: char| if c == ' ' { "blank".to_owned() } else { format!("`{}`", c.escape_debug()) };
-        lost.into_iter().map(|(c, count)| (shown(c), count)).collect()
+        lost.into_iter().map(|(c, _)| c).collect()
     }
 
     /// One line for people, if a text changed. `of` says which rows were compared.
@@ -64,8 +66,9 @@ impl Survival {
         }
         let [sources, targets] =
             [0, 1].map(|side| format!("{} of {}", counted(self.changed[side]), counted(self.texts[side])));
-        let characters = self.characters();
-        let shown: Vec<&str> = characters.iter().take(SHOWN).map(|(shown, _)| shown.as_str()).collect();
+        let characters = self.lost_characters();
+        let in_text = |c: &char| if *c == ' ' { "blank".to_owned() } else { format!("`{}`", c.escape_debug()) };
+        let shown: Vec<String> = characters.iter().take(SHOWN).map(in_text).collect();
         let mut words = format!("{sources} sources and {targets} targets change on the way to tokens and back ({of})");
         match characters.len().saturating_sub(SHOWN) {
             _ if shown.is_empty() => {}
@@ -88,9 +91,20 @@ impl Survival {
     }
 }
 
-/// What helps if targets change.
-pub const HINT: &str = "a byte-level model such as ByT5 holds every text; \
-    or train a tokenizer on these rows for a new model: `train_low_mem train-tokenizer`";
+/// What helps if targets change: the command for a pretrained model and these files, or another tokenizer for a new model.
+pub fn hint(model: Option<&Path>, files: &[PathBuf]) -> String {
+    const MOST: usize = 4;
+    let Some(model) = model else {
+        return "train a tokenizer on these rows for the new model: `train_low_mem train-tokenizer`".to_owned();
+    };
+    let files: Vec<String> = files.iter().take(MOST).map(|file| quoted(file)).collect();
+    format!(
+        "add the lost characters to its vocabulary, and train the result: `train_low_mem add-tokens --model {} --missing-in {} \
+         --output with-tokens`; a byte-level model such as ByT5 holds every text",
+        quoted(model),
+        files.join(" ")
+    )
+}
 
 #[cfg(test)]
 mod tests {

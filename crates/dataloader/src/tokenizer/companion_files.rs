@@ -8,7 +8,7 @@ use crate::Error;
 
 pub(super) const CONFIG: &str = "tokenizer_config.json";
 const NAMES: &str = "special_tokens_map.json";
-const ADDED: &str = "added_tokens.json";
+pub(super) const ADDED: &str = "added_tokens.json";
 const MODEL: &str = "config.json";
 
 /// No published model has a longer file of these kinds.

@@ -135,9 +135,10 @@ fn growth(part: &Value, before: u64) -> u64 {
     let length = |key: &str| part[key].as_str().map_or(0, |text| text.len() as u64);
     for key in ["normalizers", "pretokenizers", "decoders"] {
         if let Some(parts) = part[key].as_array() {
+            let (before, parts) = after_replacements(before, parts);
             // Composing makes at most as many characters as there were bytes, and a table replaces each character once. So a composition
             // before a table adds nothing to the table's bound.
-            let parts = match parts.as_slice() {
+            let parts = match parts {
                 [first, rest @ ..]
                     if first["type"] == "NFC" && rest.first().is_some_and(|one| one["type"] == "Precompiled") =>
                 {
@@ -164,6 +165,21 @@ fn growth(part: &Value, before: u64) -> u64 {
         None if part["prepend"].is_string() => before.saturating_add(length("prepend")),
         _ => before,
     }
+}
+
+/// The most bytes after the replacements that come first, and the parts behind them. Where no text that is put in has a part that a
+/// later one takes out, each byte is replaced once.
+fn after_replacements(before: u64, parts: &[Value]) -> (u64, &[Value]) {
+    let text =
+        |part: &Value| Some((part["pattern"]["String"].as_str()?.to_owned(), part["content"].as_str()?.to_owned()));
+    let replaced: Vec<(String, String)> =
+        parts.iter().take_while(|part| part["type"] == "Replace").map_while(text).collect();
+    let is_put_in = |pattern: &String| replaced.iter().any(|(_, content)| content.chars().any(|c| pattern.contains(c)));
+    if replaced.iter().any(|(pattern, _)| pattern.is_empty() || is_put_in(pattern)) {
+        return (before, parts);
+    }
+    let most = parts[..replaced.len()].iter().map(|part| growth(part, 1)).max().unwrap_or(1);
+    (before.saturating_mul(most), &parts[replaced.len()..])
 }
 
 /// Bytes that one byte becomes if matches of `pattern` are replaced by `content` bytes.
@@ -245,6 +261,9 @@ mod tests {
         check(llama, 12);
         let bomb = replace("1", &"1".repeat(1000));
         check(json!({"type": "Sequence", "normalizers": [bomb, bomb, bomb, bomb]}), 1_000_000_000_000);
+        let stand_ins = [replace("\n", "\u{e000}"), replace("\t", "\u{e001}"), replace("ab", "\u{e002}")];
+        check(json!({"type": "Sequence", "normalizers": stand_ins}), 3);
+        check(json!({"type": "Sequence", "normalizers": [replace("a", "bb"), replace("b", "cc")]}), 4);
     }
 
     #[test]

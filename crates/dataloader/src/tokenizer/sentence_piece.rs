@@ -32,6 +32,7 @@ const SPACE: &str = "\u{2581}";
 
 /// Kinds of models and of pieces, as the file numbers them.
 const UNIGRAM: i32 = 1;
+pub(super) const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
@@ -144,6 +145,21 @@ pub(super) fn tokenizer_json(bytes: &[u8], companion_files: &CompanionFiles) -> 
         "model": {"type": "Unigram", "unk_id": unknown, "vocab": vocabulary, "byte_fallback": byte_fallback},
     });
     Ok(json.to_string())
+}
+
+/// The kinds of a file's pieces.
+pub(super) fn kinds(bytes: &[u8]) -> Result<Vec<i32>, String> {
+    // A piece without a kind is a normal one.
+    Ok(pieces(bytes)?.into_iter().map(|piece| if piece.kind == 0 { NORMAL } else { piece.kind }).collect())
+}
+
+/// The texts of a file's pieces.
+pub(super) fn texts(bytes: &[u8]) -> Result<Vec<String>, String> {
+    Ok(pieces(bytes)?.into_iter().map(|piece| piece.text).collect())
+}
+
+fn pieces(bytes: &[u8]) -> Result<Vec<Piece>, String> {
+    Model::decode(bytes).map(|model| model.pieces).map_err(|error| format!("expected a SentencePiece model: {error}"))
 }
 
 /// The number of sentinels in `tokenizer_config.json`, or else the number that fits into the table after the pieces.

@@ -6,13 +6,14 @@ use std::path::Path;
 
 use candle_core::DType;
 
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::hf::safetensors::{TensorHeader, Writer};
 use crate::hf::save::write_configs;
 use crate::hf::stored_model::StoredModel;
 use crate::parameters::ParameterSpec;
 
-const WEIGHTS_FILE: &str = "model.safetensors";
+pub(super) const WEIGHTS_FILE: &str = "model.safetensors";
 
 /// The result of a merge.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,12 +46,7 @@ pub fn merge_adapter_with<E: From<Error>>(
     config.tie_word_embeddings &= config.scale_decoder_outputs;
     let specs = ParameterSpec::all(&config);
     let headers = headers(&model, specs, dtype)?;
-    let matrices = headers.iter().filter(|header| header.shape.len() > 1);
-    config.set_stored_dtype(match matrices.map(|header| header.dtype).max_by_key(DType::size_in_bytes) {
-        Some(DType::BF16) => "bfloat16",
-        Some(DType::F16) => "float16",
-        _ => "float32",
-    });
+    set_stored_dtype(&mut config, &headers);
     write_configs(target, &config, &mut file)?;
     file(WEIGHTS_FILE, &|sink| {
         let mut writer = Writer::new(&target.join(WEIGHTS_FILE), sink, headers.clone(), &[("format", "pt")])?;
@@ -69,8 +65,22 @@ pub fn merge_adapter_with<E: From<Error>>(
     })
 }
 
+/// Names the widest dtype of the matrices in the config.
+pub(super) fn set_stored_dtype(config: &mut Config, headers: &[TensorHeader]) {
+    let matrices = headers.iter().filter(|header| header.shape.len() > 1);
+    config.set_stored_dtype(match matrices.map(|header| header.dtype).max_by_key(DType::size_in_bytes) {
+        Some(DType::BF16) => "bfloat16",
+        Some(DType::F16) => "float16",
+        _ => "float32",
+    });
+}
+
 /// The new file's tensors, the wider ones first.
-fn headers(model: &StoredModel, specs: Vec<ParameterSpec>, dtype: Option<DType>) -> Result<Vec<TensorHeader>> {
+pub(super) fn headers(
+    model: &StoredModel,
+    specs: Vec<ParameterSpec>,
+    dtype: Option<DType>,
+) -> Result<Vec<TensorHeader>> {
     let header = |spec: ParameterSpec| {
         let stored = match model.stored_as(&spec.name)? {
             DType::F64 => DType::F32,
@@ -86,7 +96,7 @@ fn headers(model: &StoredModel, specs: Vec<ParameterSpec>, dtype: Option<DType>)
     Ok(headers)
 }
 
-fn write<W: Write>(model: &StoredModel, header: &TensorHeader, writer: &mut Writer<W>) -> Result<()> {
+pub(super) fn write<W: Write>(model: &StoredModel, header: &TensorHeader, writer: &mut Writer<W>) -> Result<()> {
     let parameter = model.parameter(&header.name)?;
     let rows = StoredModel::rows_at_a_time(header.shape[1..].iter().product());
     writer.write_by_rows(&header.name, rows, |first, count| {

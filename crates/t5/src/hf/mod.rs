@@ -14,6 +14,7 @@ mod quantise;
 pub mod safetensors;
 mod save;
 mod stored_model;
+mod vocabulary;
 mod zip;
 
 pub(crate) use load::{Keeps, Place, copying_bytes, load};
@@ -23,3 +24,4 @@ pub use model_directory::ModelDirectory;
 pub use quantise::{QuantisedWeights, quantise_with};
 pub(crate) use save::{save, save_with, serve_weights};
 pub use stored_model::StoredModel;
+pub use vocabulary::{ChangedRows, with_rows};

@@ -83,6 +83,29 @@ pub(super) fn export_quantised_as(
     })
 }
 
+/// Changes the rows of a model's table, like [`t5::with_rows`]. `tokenizer` has the names and the contents of the files beside the new
+/// weights.
+///
+/// # Errors
+/// As [`t5::with_rows`] and [`export_model`].
+pub fn export_with_rows(
+    source: &Path,
+    rows: &[Option<u32>],
+    tokenizer: &[(String, Vec<u8>)],
+    target: &Path,
+) -> Result<t5::ChangedRows> {
+    let place = SaveTarget::new(NewDirectory::create(target)?);
+    save::commit_or_remove(&place, || {
+        let changed = t5::with_rows(source, rows, place.path(), |name, write| -> Result<()> {
+            save::write_file(&place, name, |file| Ok(write(file)?)).map(drop)
+        })?;
+        for (name, bytes) in tokenizer {
+            save::write_bytes(&place, name, bytes)?;
+        }
+        Ok(changed)
+    })
+}
+
 /// Makes a model directory with the tokenizer files of another.
 fn export_from<R>(source: &Path, target: &Path, write: impl FnOnce(&SaveTarget) -> Result<R>) -> Result<R> {
     let place = SaveTarget::new(NewDirectory::create(target)?);

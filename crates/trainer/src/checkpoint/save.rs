@@ -137,10 +137,10 @@ pub(super) fn write_model(
     if let Some(tokenizer) = tokenizer {
         match tokenizer.json {
             TokenizerJson::File(path) => entries.push(copy(path, place, TOKENIZER_FILE)?),
-            TokenizerJson::Text(text) => entries.push(write_text(place, TOKENIZER_FILE, text)?),
+            TokenizerJson::Text(text) => entries.push(write_bytes(place, TOKENIZER_FILE, text.as_bytes())?),
             TokenizerJson::None => {}
         }
-        entries.push(write_text(place, TOKENIZER_CONFIG_FILE, tokenizer.config)?);
+        entries.push(write_bytes(place, TOKENIZER_CONFIG_FILE, tokenizer.config.as_bytes())?);
         for path in tokenizer.companions.iter().filter(|path| path.is_file()) {
             let name = path.file_name().and_then(|name| name.to_str());
             // A file of another name would not be removed with the checkpoint.
@@ -209,9 +209,10 @@ fn write_json(place: &SaveTarget, name: &str, value: &impl serde::Serialize) -> 
     })
 }
 
-fn write_text(place: &SaveTarget, name: &str, text: &str) -> Result<ManifestEntry> {
+/// Writes a file with these contents.
+pub(super) fn write_bytes(place: &SaveTarget, name: &str, bytes: &[u8]) -> Result<ManifestEntry> {
     let path = place.path().join(name);
-    write_file(place, name, |file| file.write_all(text.as_bytes()).map_err(|e| Error::io("write", &path, e)))
+    write_file(place, name, |file| file.write_all(bytes).map_err(|e| Error::io("write", &path, e)))
 }
 
 /// Copies a file and computes its checksum meanwhile.

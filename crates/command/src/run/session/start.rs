@@ -233,7 +233,8 @@ fn announce(
     let screen = start_screen::text(config, opened, &steps.options, steps.done, steps.total)?;
     report.line(&screen);
     if opened.reading.survival.as_ref().is_some_and(|(survival, _)| survival.changed[1] > 0) {
-        report.line(&format!("hint: {}", survival::HINT));
+        let hint = survival::hint(config.model.init_from.as_deref(), &opened.reading.train.originals);
+        report.line(&format!("hint: {hint}"));
     }
     let of_rates = start_screen::rate_warnings(found, &steps.options, (steps.done, steps.total));
     of_rates.into_iter().chain(shared_card).for_each(|warning| report.warn(&warning));

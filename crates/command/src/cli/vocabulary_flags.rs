@@ -1,0 +1,69 @@
+//! The flags of `trim-vocab` and `add-tokens`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::cli::flag_values::typed_path;
+use crate::cli::row_flags::{ColumnFlags, TextFlags};
+
+/// Flags of `trim-vocab`.
+#[derive(Args, Debug)]
+pub struct TrimVocabArgs {
+    /// The model: a directory, a run or a model of the hub
+    #[arg(long, value_name = "MODEL")]
+    pub model: PathBuf,
+    /// Rows whose tokens stay: parquet, JSONL, JSON, CSV or TSV files, directories or globs (repeatable)
+    #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = typed_path())]
+    pub keep_used: Vec<String>,
+    /// Keep at most N entries in all: of those that the rows use, the most used ones
+    #[arg(long, value_name = "N")]
+    pub keep_top: Option<usize>,
+    /// Columns
+    #[command(flatten)]
+    pub columns: ColumnFlags,
+    /// Text files
+    #[command(flatten)]
+    pub text: TextFlags,
+    /// Put this text before every source, as `data.source_prefix` does [default: the model's own]
+    #[arg(long, value_name = "TEXT")]
+    pub source_prefix: Option<String>,
+    /// Directory of the trimmed model
+    #[arg(long, short, value_name = "DIR")]
+    pub output: PathBuf,
+    /// Replace an existing output directory that holds a model and no run
+    #[arg(long)]
+    pub force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `add-tokens`.
+#[derive(Args, Debug)]
+pub struct AddTokensArgs {
+    /// The model: a directory, a run or a model of the hub
+    #[arg(long, value_name = "MODEL")]
+    pub model: PathBuf,
+    /// Tokens, or files with one on each line; \n, \t, \r and \\ stand for characters
+    #[arg(long, value_name = "FILE|TOKEN", num_args = 1.., required_unless_present = "missing_in")]
+    pub tokens: Vec<String>,
+    /// Rows: every character of them that the tokenizer loses becomes a token (repeatable)
+    #[arg(long, value_name = "FILE", num_args = 1.., value_parser = typed_path())]
+    pub missing_in: Vec<String>,
+    /// Columns
+    #[command(flatten)]
+    pub columns: ColumnFlags,
+    /// Text files
+    #[command(flatten)]
+    pub text: TextFlags,
+    /// Directory of the new model
+    #[arg(long, short, value_name = "DIR")]
+    pub output: PathBuf,
+    /// Replace an existing output directory that holds a model and no run
+    #[arg(long)]
+    pub force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}

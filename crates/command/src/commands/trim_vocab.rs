@@ -1,0 +1,149 @@
+//! `train_low_mem trim-vocab`: a model with the entries of its vocabulary that some rows need, and the others gone.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Instant;
+
+use dataloader::{ChangedTokenizer, Tokenizer, Vocabulary};
+use memory_policy::{Bytes, Probe, SystemProbe, counted, plural};
+use serde_json::json;
+use trainer::checkpoint::export_with_rows;
+
+use crate::cli::vocabulary_flags::TrimVocabArgs;
+use crate::commands::convert::named_by_flags;
+use crate::commands::merge::check_output;
+use crate::data::data_files;
+use crate::data::file_texts::FileTexts;
+use crate::failure::{Failure, Outcome};
+use crate::files::outputs;
+use crate::model::model_directory;
+use crate::screen::report;
+
+/// Trims a model's vocabulary.
+pub fn trim_vocab(flags: &TrimVocabArgs) -> Outcome<()> {
+    let began = Instant::now();
+    let model = model_directory::find(&flags.model)?;
+    check_output(&flags.output, flags.force, &[&model])?;
+    let config = t5::Config::from_file(&model.join("config.json"))?;
+    let tokenizer = model_directory::tokenizer(&model)?;
+    model_directory::check_size(&config, &tokenizer)?;
+    let vocabulary = Vocabulary::of(&tokenizer)?;
+    let files = data_files::files("--keep-used", &flags.keep_used)?;
+    let texts = FileTexts::open(&files, (&flags.columns.chosen(), &flags.text.options()), named_by_flags)?;
+    let prefix = flags.source_prefix.as_deref().unwrap_or(config.prefix());
+    let (used, rows) = used(&texts, &tokenizer, prefix)?;
+    let mut always = vocabulary.lasting();
+    always.extend(config.named_ids());
+    let keep = chosen(&vocabulary, always, &used, flags.keep_top)?;
+    let trimmed = vocabulary.trimmed(&keep)?;
+    // Names an id of the config that has no entry before anything is written.
+    config.with_rows(&trimmed.entries)?;
+    check_texts(&texts, (&tokenizer, prefix), &trimmed)?;
+    outputs::make_directory_of(&flags.output)?;
+    let changed = export_with_rows(&model, &trimmed.entries, &trimmed.files, &flags.output)?;
+    let peak = SystemProbe::new().snapshot()?.peak_rss;
+    let entries = [vocabulary.entries(), trimmed.entries.len()];
+    let kept_of =
+        |kept: bool| used.iter().zip(0..).filter(|(_, id)| !kept || keep.contains(id)).map(|(count, _)| count).sum();
+    let (all, kept): (u64, u64) = (kept_of(false), kept_of(true));
+    #[expect(clippy::cast_precision_loss, reason = "a share of tokens")]
+    let share = if all == 0 { 1.0 } else { kept as f64 / all as f64 };
+    let (output, seconds) = (flags.output.display().to_string(), began.elapsed().as_secs_f64());
+    if flags.json {
+        let json = json!({
+            "output": output, "model": model.display().to_string(), "rows_read": rows,
+            "entries": entries, "table_rows": changed.rows, "parameters": changed.parameters, "bytes": changed.bytes,
+            "tokens": all, "tokens_kept": kept, "share_kept": share, "seconds": seconds, "peak_rss_bytes": peak.0,
+        });
+        return report::result(&format!("{json}\n"));
+    }
+    let [before, now] = changed.parameters.map(counted);
+    let [bytes_before, bytes_now] = changed.bytes.map(Bytes);
+    let [entries_before, entries_now] = entries.map(|count| counted(count as u64));
+    report::result(&format!(
+        "{output}: {entries_now} of {entries_before} entries\n  parameters   {before} before, {now} now\n  bytes        \
+         {bytes_before} before, {bytes_now} now\n  tokens kept  {:.2} % of {} in {}\n",
+        100.0 * share,
+        counted(all),
+        plural(rows, "row")
+    ))?;
+    report::note(&format!("{seconds:.1} s, peak {peak}"));
+    Ok(())
+}
+
+/// How often the rows use each id, and the number of rows.
+fn used(texts: &FileTexts, tokenizer: &Tokenizer, prefix: &str) -> Outcome<(Vec<u64>, u64)> {
+    let mut counts = vec![0_u64; tokenizer.vocab_size()];
+    let rows = texts.each(|texts| {
+        each_text(texts, prefix, |text| {
+            tokenizer.encode(text)?.into_iter().for_each(|id| counts[id as usize] += 1);
+            Ok(())
+        })
+    })?;
+    if counts.iter().all(|count| *count == 0) {
+        return Err(Failure::unusable("--keep-used: the rows have no text: no entry would stay").hint(
+            "`train_low_mem inspect FILE` shows their columns; `--prompt-column` and `--response-column` name two",
+        ));
+    }
+    Ok((counts, rows))
+}
+
+/// Hands the texts of a row to `each`, the source with its prefix.
+fn each_text(texts: &[&str], prefix: &str, mut each: impl FnMut(&str) -> Outcome<()>) -> Outcome<()> {
+    for (text, number) in texts.iter().zip(0..) {
+        match number == 0 && !prefix.is_empty() {
+            true => each(&format!("{prefix}{text}"))?,
+            false => each(text)?,
+        }
+    }
+    Ok(())
+}
+
+/// The ids that stay: those that always do, and of the used ones the most used, as many as there is room for.
+fn chosen(vocabulary: &Vocabulary, always: BTreeSet<u32>, used: &[u64], top: Option<usize>) -> Outcome<BTreeSet<u32>> {
+    let (mut keep, most) = (always, top.unwrap_or(usize::MAX));
+    if keep.len() > most {
+        return Err(Failure::usage(format!(
+            "--keep-top {most}: special tokens, sentinels, bytes and the ids of the config alone are {}",
+            plural(keep.len() as u64, "entry").replace("entrys", "entries")
+        ))
+        .hint("use a larger number"));
+    }
+    let mut ids: Vec<u32> = (0..used.len() as u32).filter(|id| used[*id as usize] > 0).collect();
+    ids.sort_by_key(|id| (std::cmp::Reverse(used[*id as usize]), *id));
+    for id in ids {
+        let parts: BTreeSet<u32> = vocabulary.parts(id).into_iter().filter(|part| !keep.contains(part)).collect();
+        if keep.len() + parts.len() > most {
+            break;
+        }
+        keep.extend(parts);
+    }
+    Ok(keep)
+}
+
+/// Checks that each text of the rows whose entries all stay has the same tokens as before.
+fn check_texts(texts: &FileTexts, (before, prefix): (&Tokenizer, &str), trimmed: &ChangedTokenizer) -> Outcome<()> {
+    let mut new_ids = vec![None; before.vocab_size()];
+    for (old, new) in trimmed.entries.iter().zip(0_u32..) {
+        old.iter().for_each(|old| new_ids[*old as usize] = Some(new));
+    }
+    texts.each(|texts| {
+        each_text(texts, prefix, |text| {
+            let expected: Option<Vec<u32>> = before.encode(text)?.into_iter().map(|id| new_ids[id as usize]).collect();
+            match expected {
+                Some(expected) if trimmed.tokenizer.encode(text)? != expected => Err(changed_text(before.path(), text)),
+                _ => Ok(()),
+            }
+        })
+    })?;
+    Ok(())
+}
+
+fn changed_text(path: &Path, text: &str) -> Failure {
+    let beginning: String = text.chars().take(60).collect();
+    Failure::unusable(format!(
+        "{}: without the other entries its tokens of the text {beginning:?} would be others",
+        path.display()
+    ))
+    .hint("nothing was written: this tokenizer cannot be trimmed")
+}
