@@ -88,7 +88,7 @@ fn a_trim_that_would_remove_an_id_of_the_config_is_refused() {
     answers["suppress_tokens"] = json!([entries(&scene, "model").len()]);
     scene.write(path, answers.to_string());
     let trim = ["trim-vocab", "--model", "model", "--keep-used", "rows.jsonl", "-o", "trimmed"];
-    scene.run(&trim).expect_code(2).expect_words(&["`suppress_tokens`", "no entry in the vocabulary"]);
+    scene.run(&trim).expect_code(4).expect_words(&["`suppress_tokens`", "no entry in the vocabulary", "remove it"]);
     assert!(!scene.path("trimmed").exists());
     // An id that has an entry stays, whether a row needs it or not.
     answers["suppress_tokens"] = json!([40]);

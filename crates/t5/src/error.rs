@@ -196,6 +196,9 @@ impl Error {
             Error::Json { .. } => Some("the file must hold one JSON object; was it cut short?".into()),
             // Settings of an adapter are not in that file.
             Error::Config { key, .. } if key.starts_with("lora.") => Some(format!("set `{key}`")),
+            Error::Config { key, origin, .. } if origin == "generation_config.json" => {
+                Some(format!("set `{key}` in the model's {origin}, or remove it there"))
+            }
             Error::Config { key, .. } => Some(format!("set `{key}` in the model's config.json")),
             Error::Family { .. } => Some(
                 "T5, T5 v1.1, flan-T5, mT5, mT0, UMT5, ByT5, CodeT5, MADLAD-400 and UL2 are read; docs/models.md lists them"

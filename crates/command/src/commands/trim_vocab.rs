@@ -142,8 +142,9 @@ fn check_texts(texts: &FileTexts, (before, prefix): (&Tokenizer, &str), trimmed:
 fn changed_text(path: &Path, text: &str) -> Failure {
     let beginning: String = text.chars().take(60).collect();
     Failure::unusable(format!(
-        "{}: without the other entries its tokens of the text {beginning:?} would be others",
-        path.display()
+        "{}: without the other entries its tokens of the text `{}` would be others",
+        path.display(),
+        beginning.escape_debug()
     ))
     .hint("nothing was written: this tokenizer cannot be trimmed")
 }

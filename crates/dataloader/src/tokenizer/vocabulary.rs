@@ -222,7 +222,8 @@ impl Vocabulary {
     /// [`Error::Options`] for a token that is there already, or that the tokenizer would cut.
     pub fn grown(&self, tokenizer: &Tokenizer, tokens: &[String]) -> Result<ChangedTokenizer, Error> {
         let refused = |token: &str, reason: &str| {
-            Error::Options(format!("{}: cannot add the token {token:?}: {reason}", self.path.display()))
+            let (path, token) = (self.path.display(), token.escape_debug());
+            Error::Options(format!("{path}: cannot add the token `{token}`: {reason}"))
         };
         let mut json = self.json.clone();
         let is_unigram = json["model"]["vocab"].is_array();
@@ -316,7 +317,7 @@ impl Vocabulary {
             Some((text, id)) => Err(super::unusable(
                 &self.path,
                 format!(
-                    "{name} beside it has other entries: {id} is {text:?} there; leave out the file that the model was not trained with"
+                    "{name} beside it has other entries: {id} is `{text}` there; leave out the file that the model was not trained with"
                 ),
             )),
         }
