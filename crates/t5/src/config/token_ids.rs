@@ -59,7 +59,8 @@ impl Config {
         rest.generation.as_mut().map_or(Ok(()), |generation| renumber(generation, GENERATION_CONFIG))?;
         let read = Config::from_objects(rest.raw, rest.generation, rest.origin)?;
         let (tie_word_embeddings, scale_decoder_outputs) = (self.tie_word_embeddings, self.scale_decoder_outputs);
-        Ok(Config { tie_word_embeddings, scale_decoder_outputs, stored: self.stored.clone(), ..read })
+        let (stored, head) = (self.stored.clone(), self.head.clone());
+        Ok(Config { tie_word_embeddings, scale_decoder_outputs, stored, head, ..read })
     }
 }
 
