@@ -1,4 +1,4 @@
-//! `preference.loss`: rows with a chosen and a rejected answer, read in any form, trained, resumed and refused.
+//! `preference.loss`: rows with a chosen and a rejected answer, or with one answer and a label, read in any form, trained, resumed and refused.
 
 use serde_json::Value;
 
@@ -149,4 +149,72 @@ fn settings_that_would_make_another_loss_are_refused() {
     scene.run(&orpo).expect_code(0);
     let unused = scene.run(&short(&["--set", "preference.beta=0.3", "--output", "y"])).expect_code(0);
     assert!(unused.err.contains("`preference.beta`"), "{}", unused.err);
+}
+
+const BY_KTO: &[&str] = &["--set", "preference.loss=kto", "--set", "train.dropout=0"];
+
+#[test]
+fn kto_learns_from_labels_in_any_form_and_resumes_to_the_same_bits() {
+    let scene = scene();
+    let rows = |yes: &str, no: &str, names: [&str; 2]| -> String {
+        let row = |i: usize| {
+            let label = if i.is_multiple_of(3) { yes } else { no };
+            let [answer, quality] = names;
+            format!("{{\"prompt\":\"join {i}\",\"{answer}\":\"word {}\",\"{quality}\":{label}}}\n", i % 5)
+        };
+        (0..24).map(row).collect()
+    };
+    scene.write("labels.jsonl", rows("true", "false", ["completion", "label"]));
+    scene.write(
+        "valid.jsonl",
+        rows("true", "false", ["completion", "label"]).lines().take(7).map(|l| format!("{l}\n")).collect::<String>(),
+    );
+    let ran = scene.run(&tune("labels.jsonl", "whole", BY_KTO)).expect_code(0);
+    ran.expect_words(&["KTO of labels", "preference loss"]);
+    let steps = scene.events("whole", "step");
+    // A new adapter changes nothing: 1 - σ(0) of each answer.
+    assert!((steps[0]["preference_loss"].as_f64().unwrap() - 0.5).abs() < 1e-6, "{:#}", steps[0]);
+    assert_eq!(steps[0]["kl"], 0.0);
+    assert_eq!(figures(&steps, "objective"), figures(&steps, "preference_loss"));
+    assert!(steps.iter().all(|step| step["rewards/accuracies"].is_null()));
+    let evaluated = scene.events("whole", "eval");
+    for name in ["kl", "rewards/chosen", "rewards/rejected", "rewards/margins", "logps/chosen"] {
+        assert_eq!(figures(&evaluated, name).len(), evaluated.len());
+    }
+    let margin = figures(&evaluated, "rewards/margins");
+    assert!(margin[margin.len() - 1] > 0.0, "{margin:?}");
+
+    let objectives = |run: &str| figures(&scene.events(run, "step"), "preference_loss");
+    let expected = objectives("whole");
+    for (number, (yes, no)) in [("1", "0"), ("1", "-1"), ("\"True\"", "\"False\"")].into_iter().enumerate() {
+        scene.write("other.jsonl", rows(yes, no, ["answer", "good"]));
+        let columns = ["--set", "data.response_column=answer", "--set", "data.label_column=good"];
+        let output = format!("other{number}");
+        // The rows for validation have columns of the usual names.
+        let arguments = tune("other.jsonl", &output, &[BY_KTO, &columns, &["--set", "data.validation=[]"]].concat());
+        scene.run(&arguments).expect_code(0);
+        assert_eq!(objectives(&output), expected, "{yes}");
+    }
+    let weighed =
+        [BY_KTO, &["--set", "preference.desirable_weight=2", "--set", "preference.undesirable_weight=0.5"]].concat();
+    scene.run(&tune("labels.jsonl", "weighed", &weighed)).expect_code(0);
+    let objective = objectives("weighed")[0];
+    assert!(objective != expected[0] && (0.25..=1.0).contains(&objective), "{objective}");
+
+    let mut running =
+        scene.start(&tune("labels.jsonl", "killed", &[BY_KTO, &["--set", "checkpoint.every_steps=2"]].concat()));
+    assert!(running.wait_for("step 4/6"));
+    running.kill();
+    scene.run(&[tune("labels.jsonl", "killed", BY_KTO), vec!["--keep-training".into()]].concat()).expect_code(0);
+    let adapter = |run: &str| scene.read(&format!("{run}/adapter/adapter_model.safetensors"));
+    assert_eq!(adapter("killed"), adapter("whole"));
+
+    let refused = |data: &str, code: i32, more: &[&str], words: &[&str]| {
+        let ran = scene.run(&tune(data, "refused", &[BY_KTO, more].concat())).expect_code(code);
+        assert!(words.iter().all(|word| ran.err.contains(word)), "{}", ran.err);
+    };
+    scene.write("wrong.jsonl", scene.text("labels.jsonl").replacen("\"label\":false", "\"label\":\"good\"", 1));
+    refused("wrong.jsonl", 4, &[], &["wrong.jsonl", "`label`: expected a label, which is true or false"]);
+    refused("pairs.jsonl", 4, &[], &["`response`", "hint: "]);
+    refused("labels.jsonl", 2, &["--set", "train.batch_size=1"], &["`train.batch_size` is 1", "hint: "]);
 }

@@ -56,6 +56,14 @@ RECIPES = {
     "orpo": {"preference.loss": "orpo"},
     "orpo-adapter": {"adapter": True, "preference.loss": "orpo", "preference.beta": 0.3},
     "simpo": {"preference.loss": "simpo", "optimizer.learning_rate": 2e-4},
+    "kto": {"adapter": True, "preference.loss": "kto"},
+    "kto-weights": {
+        "adapter": True,
+        "preference.loss": "kto",
+        "preference.beta": 0.5,
+        "preference.desirable_weight": 1.3,
+        "preference.undesirable_weight": 0.6,
+    },
     "simpo-adapter": {"adapter": True, "preference.loss": "simpo", "preference.gamma": 0.5},
 }
 

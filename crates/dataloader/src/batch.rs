@@ -57,6 +57,8 @@ pub struct Batch {
     pub targets: Vec<Vec<u32>>,
     /// The targets that were not chosen, as `targets`. Empty unless the objective is [`Objective::Preference`].
     pub rejected: Vec<Vec<u32>>,
+    /// Whether each target is desirable. Empty unless the objective is [`Objective::Labelled`].
+    pub labels: Vec<bool>,
     /// The text of each sample's target column, cut to [`KEPT_TEXT_BYTES`]. Empty unless [`LoaderOptions::keep_texts`] is
     /// set.
     pub texts: Vec<String>,
@@ -239,8 +241,14 @@ impl BatchMaker {
             texts.push(text);
         }
         let mut ids = Vec::with_capacity(texts.len());
-        let mut is_cut_left = false;
+        let (mut is_cut_left, mut label) = (false, None);
         for (number, text) in texts.iter_mut().enumerate() {
+            if self.options.objective.is_label(number) {
+                let said = text.beginning().map_err(|fault| NoSample::new(fault, number))?;
+                let refused = Refused { column: number, value: BadValue::NoLabel };
+                label = Some(row_files::truth_of_label(said).ok_or(NoSample::Refused(refused))?);
+                continue;
+            }
             let (prefix, most) = (self.prefix(number), self.objective.most_tokens(number));
             let of_text = match (self.is_cut_left(number), prefix.is_empty()) {
                 (true, _) => self.tokenizer.encode_end(prefix, text, most - 1).map(|(ids, is_cut)| {
@@ -274,6 +282,7 @@ impl BatchMaker {
         batch.sources.push(sample.source);
         batch.targets.push(sample.target);
         batch.rejected.extend(sample.rejected);
+        batch.labels.extend(label);
         Ok(())
     }
 

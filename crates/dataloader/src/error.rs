@@ -104,6 +104,8 @@ pub enum BadValue {
     Empty,
     /// The bytes are not UTF-8.
     NotUtf8,
+    /// The text is no label.
+    NoLabel,
 }
 
 impl std::fmt::Display for BadValue {
@@ -112,6 +114,7 @@ impl std::fmt::Display for BadValue {
             Self::Null => "is null",
             Self::Empty => "is empty",
             Self::NotUtf8 => "is not UTF-8",
+            Self::NoLabel => "is not a label: expected true or false, or 1 or 0",
         })
     }
 }

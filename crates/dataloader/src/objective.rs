@@ -33,6 +33,15 @@ pub enum Objective {
         /// Column of the rejected answers.
         rejected_column: String,
     },
+    /// The prompt is the source of one target, which is desirable or not.
+    Labelled {
+        /// Column of the prompts.
+        prompt_column: String,
+        /// Column of the answers.
+        completion_column: String,
+        /// Column of the labels; see [`row_files::truth_of_label`].
+        label_column: String,
+    },
     /// The source is one text with spans cut out, the target is the spans.
     SpanCorruption {
         /// Column of the texts.
@@ -51,6 +60,9 @@ impl Objective {
             Self::Preference { prompt_column, chosen_column, rejected_column } => {
                 vec![prompt_column.clone(), chosen_column.clone(), rejected_column.clone()]
             }
+            Self::Labelled { prompt_column, completion_column, label_column } => {
+                vec![prompt_column.clone(), completion_column.clone(), label_column.clone()]
+            }
             Self::SpanCorruption { text_column, .. } => vec![text_column.clone()],
         }
     }
@@ -65,11 +77,16 @@ impl Objective {
         if matches!(self, Self::Preference { .. }) { 2 } else { 1 }
     }
 
+    /// Whether a column has labels instead of texts.
+    pub(crate) fn is_label(&self, column: usize) -> bool {
+        matches!(self, Self::Labelled { .. }) && column == 2
+    }
+
     /// Bytes of a column's values that are read with their batch: enough for the tokens of usual text, or a whole
     /// piece.
     pub(crate) fn read_bytes(&self, column: usize, options: &LoaderOptions, tokenizer: &Tokenizer) -> u64 {
         match self {
-            Self::TextToText { .. } | Self::Preference { .. } => {
+            Self::TextToText { .. } | Self::Preference { .. } | Self::Labelled { .. } => {
                 let tokens = if column == 0 { options.max_source_tokens } else { options.max_target_tokens };
                 tokenizer.windows(tokens).usual_bytes(tokens) as u64
             }
@@ -124,7 +141,7 @@ impl Prepared {
             }
         }
         Ok(match objective {
-            Objective::TextToText { .. } | Objective::Preference { .. } => {
+            Objective::TextToText { .. } | Objective::Preference { .. } | Objective::Labelled { .. } => {
                 Self::TextToText(limits, tokenizer.start_ids().to_vec())
             }
             Objective::SpanCorruption { spans, .. } => {

@@ -51,6 +51,15 @@ pub enum Pairing {
         /// Column of the rejected answers.
         rejected: String,
     },
+    /// Columns of a prompt, of an answer to it, and of a label that says whether the answer is desirable.
+    Labelled {
+        /// Column of the prompts.
+        prompt: String,
+        /// Column of the answers.
+        completion: String,
+        /// Column of the labels; see [`truth_of_label`].
+        label: String,
+    },
     /// Lines of a prompt, perhaps after a system's message and earlier turns.
     Instruction(Instruction),
     /// A source and a target that are made from columns.
@@ -116,6 +125,21 @@ pub struct Chosen {
     pub is_text: bool,
     /// Columns of chosen and rejected answers, if such rows are wanted.
     pub preference: Option<[Option<String>; 2]>,
+    /// Whether rows of one answer and a label are wanted.
+    pub has_labels: bool,
+    /// Column of the labels.
+    pub label: Option<String>,
+}
+
+/// What a label says of an answer: whether it is desirable. `None` if it is no label.
+///
+/// `true` and `false` as TRL has them, in any case; 1 and 0 or -1, as numbers or texts; `desirable` and `undesirable`.
+pub fn truth_of_label(text: &str) -> Option<bool> {
+    match text.trim().to_lowercase().as_str() {
+        "true" | "1" | "1.0" | "desirable" => Some(true),
+        "false" | "0" | "0.0" | "-1" | "-1.0" | "undesirable" => Some(false),
+        _ => None,
+    }
 }
 
 impl Pairing {
@@ -134,6 +158,7 @@ impl Pairing {
         match self {
             Self::Columns { prompt, response } => vec![Column::text(prompt), Column::text(response)],
             Self::Preference { prompt, chosen, rejected } => [prompt, chosen, rejected].map(Column::text).to_vec(),
+            Self::Labelled { prompt, completion, label } => [prompt, completion, label].map(Column::text).to_vec(),
             Self::Instruction(of) => {
                 let texts = of.lines.iter().chain([&of.output]).chain(&of.system).map(Column::text);
                 texts.chain(of.history.iter().map(Column::chat)).collect()
@@ -205,7 +230,7 @@ impl Pairing {
 
     /// Whether the texts of a row are columns as they stand.
     pub fn is_flat(&self) -> bool {
-        matches!(self, Self::Columns { .. } | Self::Preference { .. } | Self::Text { .. })
+        matches!(self, Self::Columns { .. } | Self::Preference { .. } | Self::Labelled { .. } | Self::Text { .. })
     }
 
     /// The two flat columns, if a row consists of exactly two.
@@ -222,6 +247,9 @@ impl Pairing {
             Self::Columns { prompt, response } => format!("prompt from `{prompt}`, response from `{response}`"),
             Self::Preference { prompt, chosen, rejected } => {
                 format!("prompt from `{prompt}`, chosen answer from `{chosen}`, rejected answer from `{rejected}`")
+            }
+            Self::Labelled { prompt, completion, label } => {
+                format!("prompt from `{prompt}`, answer from `{completion}`, its label from `{label}`")
             }
             Self::Instruction(of) => {
                 let names = of.system.iter().chain(&of.history).chain(&of.lines).map(|name| format!("`{name}`"));
@@ -272,7 +300,9 @@ impl Pairing {
         let values = Values { columns: &columns, row };
         let borrowed = |name: &str| values.text(name).map(Cow::Borrowed);
         let texts = match self {
-            Self::Columns { prompt, response } | Self::Preference { prompt, chosen: response, .. } => {
+            Self::Columns { prompt, response }
+            | Self::Preference { prompt, chosen: response, .. }
+            | Self::Labelled { prompt, completion: response, .. } => {
                 // Either may be a list of messages, as TRL has them.
                 let fault = |column: &String| {
                     let column = column.clone();
@@ -311,13 +341,20 @@ impl Pairing {
         Ok((texts, 0))
     }
 
-    /// Returns the rejected answer of a row, if rows have one.
+    /// Returns the rejected answer of a row, or its label as `true` or `false`, if rows have one.
     ///
     /// # Errors
     /// As for [`texts`](Self::texts).
-    pub fn rejected<'a>(&self, row: &'a Row) -> Result<Option<Cow<'a, str>>, RowFault> {
-        let Self::Preference { rejected, .. } = self else { return Ok(None) };
-        Values { columns: &self.columns(), row }.answer(rejected).map(Some)
+    pub fn third_text<'a>(&self, row: &'a Row) -> Result<Option<Cow<'a, str>>, RowFault> {
+        let values = Values { columns: &self.columns(), row };
+        match self {
+            Self::Preference { rejected, .. } => values.answer(rejected).map(Some),
+            Self::Labelled { label, .. } => match truth_of_label(values.text(label)?) {
+                Some(truth) => Ok(Some(Cow::Owned(truth.to_string()))),
+                None => Err(RowFault::NoLabel(label.clone())),
+            },
+            _ => Ok(None),
+        }
     }
 
     /// Whether prompts are chats, which lose their oldest turns if they are too long.

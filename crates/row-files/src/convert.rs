@@ -182,7 +182,7 @@ impl Conversion {
         self.sources.first().is_some_and(|(.., pairing)| pairing.is_text())
     }
 
-    /// Reads all rows and passes them to `sink`: the part, the prompt and the response, and the rejected answer of a preference. For a
+    /// Reads all rows and passes them to `sink`: the part, the prompt and the response, and the rejected answer or the label of a preference. For a
     /// text, the prompt is empty.
     ///
     /// # Errors
@@ -228,7 +228,7 @@ impl Conversion {
                     texts
                 });
                 let texts = texts.and_then(|texts| {
-                    let rejected = pairing.rejected(&row).map_err(|fault| rows.error(&row, fault))?;
+                    let rejected = pairing.third_text(&row).map_err(|fault| rows.error(&row, fault))?;
                     if !settings.clean {
                         return Ok((texts, rejected));
                     }

@@ -320,6 +320,8 @@ pub enum RowFault {
     WrongType(String, &'static str),
     /// The messages of this column have a wrong form.
     Messages(String, String),
+    /// The value of this column is no label.
+    NoLabel(String),
     /// This column has no value, or null.
     Null(String),
     /// The value of this column is empty or only white space.
@@ -383,6 +385,9 @@ impl fmt::Display for RowFault {
             }
             Self::Fields { expected, got } => write!(f, "expected {expected} fields as in the header, got {got}"),
             Self::UnclosedQuote => write!(f, "a quote that opens in this row is never closed"),
+            Self::NoLabel(column) => {
+                write!(f, "column `{}`: expected a label, which is true or false, or 1 or 0", shortened(column))
+            }
             Self::WrongType(column, got) => write!(f, "column `{}`: expected text, got {got}", shortened(column)),
             Self::Messages(column, reason) => write!(f, "column `{}`: {reason}", shortened(column)),
             Self::Null(column) => write!(f, "column `{}` is null", shortened(column)),

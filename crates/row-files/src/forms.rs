@@ -129,6 +129,14 @@ impl Pairing {
                 rejected: column(rejected, "rejected")?,
             });
         }
+        if chosen.has_labels {
+            let usual = if file.has("completion") { "completion" } else { "response" };
+            return Ok(Self::Labelled {
+                prompt: file.required(chosen.prompt.as_deref().unwrap_or("prompt"))?,
+                completion: file.required(chosen.response.as_deref().unwrap_or(usual))?,
+                label: file.required(chosen.label.as_deref().unwrap_or("label"))?,
+            });
+        }
         if chosen.is_text {
             return file.required(chosen.text.as_deref().unwrap_or("text")).map(|column| Self::Text { column });
         }

@@ -49,7 +49,7 @@ mod vector_writer;
 pub use chat::{Fits, Turn, prompt as chat_prompt};
 pub use classes::Classes;
 pub use clean::clean;
-pub use columns::{Chosen, Column, Instruction, Pairing};
+pub use columns::{Chosen, Column, Instruction, Pairing, truth_of_label};
 pub use convert::{BadRows, Conversion, Counts, Part, Settings};
 pub use delimited::Notes;
 pub use duplicates::Duplicates;

@@ -10,7 +10,7 @@
 //! # fn example(model: &t5::T5, sources: Vec<Vec<u32>>, targets: Vec<Vec<u32>>) -> Result<(), trainer::Error> {
 //! use trainer::evaluate::{EvaluateOptions, Evaluation, EvaluationBatch};
 //! let mut evaluation = Evaluation::new(EvaluateOptions::default());
-//! let batch = EvaluationBatch { sources: &sources, targets: &targets, references: None, rejected: &[] };
+//! let batch = EvaluationBatch { sources: &sources, targets: &targets, references: None, rejected: &[], labels: &[] };
 //! evaluation.add(model, &batch, &|ids| format!("{ids:?}"), &|| false)?;
 //! println!("loss {}", evaluation.finish()?.loss);
 //! # Ok(())
@@ -71,8 +71,10 @@ pub struct EvaluationBatch<'a> {
     pub targets: &'a [Vec<u32>],
     /// The right answers as text; `None` decodes the targets.
     pub references: Option<&'a [String]>,
-    /// Where answers are compared ([`EvaluateOptions::preference`]): the rejected ones.
+    /// Where answers are compared ([`EvaluateOptions::preference`]): the rejected ones, or those of other rows where rows have labels.
     pub rejected: &'a [Vec<u32>],
+    /// Whether each right answer is desirable, where rows have labels.
+    pub labels: &'a [bool],
 }
 
 /// One generated answer beside the right one.
@@ -302,6 +304,7 @@ impl Evaluation {
             let Some(streams) = streams else { return Ok(None) };
             for (stream, losses) in streams.into_iter().enumerate() {
                 for (&sample, loss) in samples.iter().zip(losses) {
+                    compared[sample].is_desirable = batch.labels.get(sample).copied().unwrap_or_default();
                     compared[sample].tokens[answer] = targets[sample].len() as f64;
                     compared[sample].stream(stream)[answer] = -loss;
                 }
@@ -382,7 +385,7 @@ impl Computed {
         let losses = losses.collect::<Option<Vec<f64>>>()?;
         let mut pairs = Vec::new();
         for _ in 0..u64::from_le_bytes(next()?) {
-            let mut numbers = [0.0; 6];
+            let mut numbers = [0.0; Pair::NUMBERS];
             for number in &mut numbers {
                 *number = f64::from_le_bytes(next()?);
             }
@@ -440,7 +443,12 @@ mod tests {
         let mut evaluation = Evaluation::new(options);
         for (sources, targets) in sources.chunks(batch).zip(targets.chunks(batch)) {
             evaluation
-                .add(model, &EvaluationBatch { sources, targets, references: None, rejected: &[] }, &decode, &|| false)
+                .add(
+                    model,
+                    &EvaluationBatch { sources, targets, references: None, rejected: &[], labels: &[] },
+                    &decode,
+                    &|| false,
+                )
                 .unwrap();
         }
         evaluation.finish().unwrap()
@@ -508,8 +516,13 @@ mod tests {
             .map(|source| decode(&model.generate(&[source], &options(1).generate.unwrap()).unwrap()[0]) + "\n")
             .collect();
         let mut evaluation = Evaluation::new(options(3));
-        let batch =
-            EvaluationBatch { sources: &sources, targets: &targets, references: Some(&references), rejected: &[] };
+        let batch = EvaluationBatch {
+            sources: &sources,
+            targets: &targets,
+            references: Some(&references),
+            rejected: &[],
+            labels: &[],
+        };
         evaluation.add(&model, &batch, &decode, &|| false).unwrap();
         let generation = evaluation.finish().unwrap().generation.unwrap();
         assert_eq!(generation.value(Metric::ExactMatch), Some(1.0));
@@ -526,7 +539,8 @@ mod tests {
     #[test]
     fn an_evaluation_asks_before_every_block_and_every_token_whether_to_end() {
         let (sources, targets) = samples();
-        let batch = EvaluationBatch { sources: &sources, targets: &targets, references: None, rejected: &[] };
+        let batch =
+            EvaluationBatch { sources: &sources, targets: &targets, references: None, rejected: &[], labels: &[] };
         let model = model();
         let mut questions = 0;
         loop {
@@ -549,7 +563,7 @@ mod tests {
         let (sources, targets) = samples();
         let mut evaluation = Evaluation::new(options(4));
         for (targets, references) in [(&targets[1..], None), (&targets[..], Some(&[String::new()][..]))] {
-            let batch = EvaluationBatch { sources: &sources, targets, references, rejected: &[] };
+            let batch = EvaluationBatch { sources: &sources, targets, references, rejected: &[], labels: &[] };
             assert!(matches!(evaluation.add(&model(), &batch, &decode, &|| false), Err(Error::BatchShape { .. })));
         }
     }

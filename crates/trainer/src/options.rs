@@ -203,7 +203,8 @@ impl TrainerOptions {
     }
 
     fn validate_preference(&self) -> Result<()> {
-        let Some(Preference { beta, gamma, .. }) = self.preference else { return Ok(()) };
+        let Some(Preference { beta, gamma, weights, .. }) = self.preference else { return Ok(()) };
+        check_from_zero(&[("preference.desirable_weight", weights[0]), ("preference.undesirable_weight", weights[1])])?;
         if !(beta.is_finite() && beta > 0.0) {
             return Err(Error::invalid_option("preference.beta", "a finite number above 0", beta));
         }

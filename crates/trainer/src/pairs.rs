@@ -1,15 +1,27 @@
 //! The pass that weighs the samples of a batch of pairs, before the step that trains on them ([`crate::preference`]).
 //!
-//! Sample `2 i` is a chosen answer, sample `2 i + 1` the rejected one. The pass computes the log-probability of each, under the model and
+//! Sample `2 i` is a chosen answer, sample `2 i + 1` the rejected one. Of rows with a label, sample `2 i` is the row's answer and sample
+//! `2 i + 1` that of the row before, as TRL pairs them; only the first takes part in the step. The pass computes the log-probability of each, under the model and
 //! without its adapter, and keeps no activations. Micro-batch-major it goes through the step's micro-batches one by one. Layer-major it
 //! takes all of them through each block together, so that weights in files are read once.
 
 use t5::{EvalContext, MicroBatch, T5};
 
+use std::ops::Range;
+
 use crate::error::{Error, Result};
 use crate::parallel::Parallel;
 use crate::preference::{Pair, Preference, PreferenceStats};
-use crate::trainer::{Batch, StepPlan, Trainer, gather};
+use crate::trainer::{Batch, StepPlan, Trainer, gather, lengths};
+
+/// The last answer of the processes before this one, or of all, among those that have any.
+fn last_before(parallel: &Parallel, mine: Option<&Vec<u32>>) -> Result<Option<Vec<u32>>> {
+    let said: Vec<u8> = mine.into_iter().flatten().flat_map(|id| id.to_le_bytes()).collect();
+    let all = parallel.group().gather(&said).map_err(Error::from)?;
+    let (before, after): (&[Vec<u8>], &[Vec<u8>]) = all.split_at(parallel.group().rank());
+    let last = after.iter().chain(before).rfind(|said| !said.is_empty());
+    Ok(last.map(|said| said.as_chunks().0.iter().map(|id| u32::from_le_bytes(*id)).collect()))
+}
 
 impl Trainer {
     /// The log-probabilities of this process's pairs, in a batch that `cut` divides into micro-batches; `None` if `interrupted` returned
@@ -17,7 +29,7 @@ impl Trainer {
     pub(crate) fn compare(
         &self,
         preference: &Preference,
-        batch: &Batch,
+        (batch, labels): (&Batch, &[bool]),
         (cut, first_sample): (&[Vec<usize>], usize),
         plan: &StepPlan,
         interrupted: &dyn Fn() -> bool,
@@ -27,7 +39,8 @@ impl Trainer {
             loss_chunk_rows: plan.levers.loss_chunk_rows,
         };
         let tokens = |pair: usize| [0, 1].map(|answer| batch.targets[2 * pair + answer].len() as f64);
-        let pair = |pair: usize| Pair { tokens: tokens(pair), ..Pair::default() };
+        let is_desirable = |pair: usize| labels.get(pair).copied().unwrap_or_default();
+        let pair = |pair| Pair { tokens: tokens(pair), is_desirable: is_desirable(pair), ..Pair::default() };
         let mut pairs: Vec<Pair> = (0..batch.targets.len() / 2).map(pair).collect();
         // Layer-major, all go through a block while its weights are there.
         let together = plan.levers.layer_major.is_some();
@@ -44,7 +57,30 @@ impl Trainer {
         Ok(Some(pairs))
     }
 
-    /// The weight of each of this process's samples, and the numbers of the whole batch, from the pairs of this process.
+    /// As [`Trainer::compare`], for rows with labels: each answer, and that of the row before in the order of the whole batch. The first row
+    /// has the answer of the last.
+    pub(crate) fn compare_mismatched(
+        &self,
+        preference: &Preference,
+        (batch, labels): (&Batch, &[bool]),
+        first_row: usize,
+        plan: &StepPlan,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<Pair>>> {
+        let before_first = match self.parallel() {
+            None => batch.targets.last().cloned(),
+            Some(parallel) => last_before(parallel, batch.targets.last())?,
+        };
+        let before = before_first.iter().chain(batch.targets);
+        let pairs = batch.targets.iter().zip(before);
+        let targets: Vec<Vec<u32>> = pairs.flat_map(|(own, before)| [own.clone(), before.clone()]).collect();
+        let sources: Vec<Vec<u32>> = batch.sources.iter().flat_map(|source| [source.clone(), source.clone()]).collect();
+        let pairs = Batch { sources: &sources, targets: &targets };
+        let cut = self.cut(&lengths(&pairs, &self.model.config().head), plan);
+        self.compare(preference, (&pairs, labels), (&cut, 2 * first_row), plan, interrupted)
+    }
+
+    /// The weight of each sample of a step of this process, and the numbers of the whole batch, from the pairs of this process.
     ///
     /// # Errors
     /// The pairs of a process are an error. Then all processes fail.
@@ -52,18 +88,17 @@ impl Trainer {
         &self,
         preference: &Preference,
         mine: Result<Vec<Pair>>,
-        first_sample: usize,
     ) -> Result<(Vec<f64>, PreferenceStats)> {
-        let (pairs, all) = match self.parallel() {
-            None => mine.map(|mine| (mine.len(), mine))?,
+        let (mine, all) = match self.parallel() {
+            None => mine.map(|mine| (0..mine.len(), mine))?,
             Some(parallel) => of_all(parallel, mine)?,
         };
         if all.is_empty() {
             return Ok((Vec::new(), PreferenceStats::default()));
         }
         let (weights, stats) = preference.of_batch(&all);
-        let own = weights.into_iter().skip(first_sample / 2).take(pairs);
-        Ok((own.flatten().collect(), stats))
+        let samples = if preference.loss.has_labels() { 1 } else { 2 };
+        Ok((weights[mine].iter().flat_map(|of_pair| &of_pair[..samples]).copied().collect(), stats))
     }
 }
 
@@ -90,8 +125,8 @@ pub(crate) fn losses(
     Ok(Some(losses.chunks(count.max(1)).map(<[Vec<f64>]>::concat).collect()))
 }
 
-/// The number of this process's pairs, and the pairs of all processes in the order of the batch. If a process failed, all do.
-fn of_all(parallel: &Parallel, mine: Result<Vec<Pair>>) -> Result<(usize, Vec<Pair>)> {
+/// The pairs of all processes in the order of the batch, and the range of those of this process. If a process failed, all do.
+fn of_all(parallel: &Parallel, mine: Result<Vec<Pair>>) -> Result<(Range<usize>, Vec<Pair>)> {
     let pairs = mine.as_ref().map_or(&[][..], Vec::as_slice);
     let mut said = vec![u8::from(mine.is_err())];
     said.extend(pairs.iter().flat_map(Pair::numbers).flat_map(f64::to_le_bytes));
@@ -100,7 +135,9 @@ fn of_all(parallel: &Parallel, mine: Result<Vec<Pair>>) -> Result<(usize, Vec<Pa
     if all.iter().any(|said| said[0] != 0) {
         return Err(Error::DeviceMemoryElsewhere);
     }
+    let before = &all[..parallel.group().rank()];
+    let first = before.iter().map(|said| said.len() / (Pair::NUMBERS * size_of::<f64>())).sum();
     let numbers = all.iter().flat_map(|said| said[1..].as_chunks().0).map(|number| f64::from_le_bytes(*number));
     let numbers: Vec<f64> = numbers.collect();
-    Ok((mine, numbers.as_chunks().0.iter().copied().map(Pair::of).collect()))
+    Ok((first..first + mine, numbers.as_chunks().0.iter().copied().map(Pair::of).collect()))
 }

@@ -1,4 +1,4 @@
-//! Losses of preferences: a pair of answers to one source, of which one was chosen.
+//! Losses of preferences: a pair of answers to one source, of which one was chosen, or one answer that is desirable or not.
 //!
 //! With p and r the log-probabilities of an answer under the model and under its reference, T its tokens, a = p / T, and c and x the chosen
 //! and the rejected answer:
@@ -7,10 +7,14 @@
 //! dpo    -log σ(β ((p_c - r_c) - (p_x - r_x)))
 //! simpo  -log σ(β (a_c - a_x) - γ)
 //! orpo   -β log σ(log odds(a_c) - log odds(a_x)) + mean cross-entropy of the chosen tokens,  odds(a) = eᵃ / (1 - eᵃ)
+//! kto    1 - σ(β ((p - r) - z)) of a desirable answer, 1 - σ(β (z - (p - r))) of another, each times its weight
 //! ```
 //!
-//! Rafailov et al., 2023 (arXiv 2305.18290); Meng et al., 2024 (arXiv 2405.14734); Hong et al., 2024 (arXiv 2403.07691). Each is the mean over
-//! the batch's pairs. Rewards are β (p - r), and β a without a reference.
+//! z is the mean of p - r over the batch's answers, each to the source before it, and at least 0: an estimate of how far the model has moved. It
+//! is a constant, without a gradient.
+//!
+//! Rafailov et al., 2023 (arXiv 2305.18290); Meng et al., 2024 (arXiv 2405.14734); Hong et al., 2024 (arXiv 2403.07691);
+//! Ethayarajh et al., 2024 (arXiv 2402.01306). Each is the mean over the batch's rows. Rewards are β (p - r), and β a without a reference.
 //!
 //! Each is a function of the answers' log-probabilities alone. So a pass without gradients computes these first. What they say is then
 //! the weight of each answer's cross-entropy in an ordinary step, which keeps all levers of memory. The alternative, both answers in one
@@ -32,6 +36,8 @@ pub enum PreferenceLoss {
     Orpo,
     /// Simple preference optimization.
     Simpo,
+    /// Kahneman-Tversky optimization.
+    Kto,
 }
 
 /// A row of the table of losses.
@@ -44,17 +50,21 @@ struct Row {
     has_reference: bool,
     /// Whether the mean cross-entropy of the chosen tokens is a part of the loss.
     has_likelihood: bool,
-    of_pair: fn(&Preference, &Pair) -> OfPair,
+    /// Whether rows have one answer and a label. The second answer of a pair is then that of another row.
+    has_labels: bool,
+    /// The part of a pair, beside how far the model has moved.
+    of_pair: fn(&Preference, &Pair, f64) -> OfPair,
 }
 
-const ROWS: [Row; 3] = [
+const ROWS: [Row; 4] = [
     Row {
         loss: PreferenceLoss::Dpo,
         name: "dpo",
         beta: 0.1,
         has_reference: true,
         has_likelihood: false,
-        of_pair: |of, pair| of.logistic(pair.against_reference(), 0.0),
+        has_labels: false,
+        of_pair: |of, pair, _| of.logistic(pair.against_reference(), 0.0),
     },
     Row {
         loss: PreferenceLoss::Orpo,
@@ -62,7 +72,8 @@ const ROWS: [Row; 3] = [
         beta: 0.1,
         has_reference: false,
         has_likelihood: true,
-        of_pair: Preference::odds_ratio,
+        has_labels: false,
+        of_pair: |of, pair, _| of.odds_ratio(pair),
     },
     Row {
         loss: PreferenceLoss::Simpo,
@@ -70,7 +81,17 @@ const ROWS: [Row; 3] = [
         beta: 2.0,
         has_reference: false,
         has_likelihood: false,
-        of_pair: |of, pair| of.logistic(pair.of_a_token(), of.gamma),
+        has_labels: false,
+        of_pair: |of, pair, _| of.logistic(pair.of_a_token(), of.gamma),
+    },
+    Row {
+        loss: PreferenceLoss::Kto,
+        name: "kto",
+        beta: 0.1,
+        has_reference: true,
+        has_likelihood: false,
+        has_labels: true,
+        of_pair: Preference::prospect,
     },
 ];
 
@@ -78,6 +99,11 @@ impl PreferenceLoss {
     /// All losses.
     pub fn all() -> impl Iterator<Item = Self> {
         ROWS.iter().map(|row| row.loss)
+    }
+
+    /// The loss of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::all().find(|loss| loss.name() == name)
     }
 
     fn row(self) -> &'static Row {
@@ -92,6 +118,11 @@ impl PreferenceLoss {
     /// The usual `preference.beta`.
     pub fn usual_beta(self) -> f64 {
         self.row().beta
+    }
+
+    /// Whether rows have one answer, which is desirable or not, instead of a pair.
+    pub fn has_labels(self) -> bool {
+        self.row().has_labels
     }
 
     /// Whether the model's answers are compared with those of a reference.
@@ -109,9 +140,18 @@ pub struct Preference {
     pub beta: f64,
     /// γ of [`PreferenceLoss::Simpo`], from 0 up.
     pub gamma: f64,
+    /// The weight of desirable and of other answers in [`PreferenceLoss::Kto`].
+    #[serde(default = "equal_weights")]
+    pub weights: [f64; 2],
 }
 
-/// The log-probabilities of a pair of answers: the chosen one, then the rejected one.
+/// The weights in checkpoints that have none.
+fn equal_weights() -> [f64; 2] {
+    [1.0; 2]
+}
+
+/// The log-probabilities of a pair of answers: the chosen one, then the rejected one. Of a row with a label: its answer, then that of another
+/// row to the same source.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pair {
     /// Under the model.
@@ -120,18 +160,22 @@ pub struct Pair {
     pub reference: [f64; 2],
     /// Their tokens.
     pub tokens: [f64; 2],
+    /// Whether the first answer is desirable, where rows have a label.
+    pub is_desirable: bool,
 }
 
 impl Pair {
+    pub(crate) const NUMBERS: usize = 7;
+
     /// All numbers, for a message to other processes; see [`Pair::of`].
-    pub(crate) fn numbers(&self) -> [f64; 6] {
+    pub(crate) fn numbers(&self) -> [f64; Self::NUMBERS] {
         let ([a, b], [c, d], [e, f]) = (self.policy, self.reference, self.tokens);
-        [a, b, c, d, e, f]
+        [a, b, c, d, e, f, f64::from(u8::from(self.is_desirable))]
     }
 
     /// The pair of [`Pair::numbers`].
-    pub(crate) fn of([a, b, c, d, e, f]: [f64; 6]) -> Self {
-        Self { policy: [a, b], reference: [c, d], tokens: [e, f] }
+    pub(crate) fn of([a, b, c, d, e, f, label]: [f64; Self::NUMBERS]) -> Self {
+        Self { policy: [a, b], reference: [c, d], tokens: [e, f], is_desirable: label > 0.0 }
     }
 
     /// The log-probabilities under the model (0) or under the reference (1).
@@ -156,7 +200,7 @@ struct Compared {
     scale: [f64; 2],
 }
 
-/// A pair's part of the loss: the value, its derivatives by both log-probabilities, and the rewards.
+/// A pair's part of the loss: the value, its derivatives by both log-probabilities, and the rewards. A row with a label has one reward.
 #[derive(Clone, Copy, Debug)]
 struct OfPair {
     loss: f64,
@@ -164,25 +208,27 @@ struct OfPair {
     rewards: [f64; 2],
 }
 
-/// Means over the pairs of a batch. In arrays the chosen answer is first.
+/// Means over the rows of a batch. In arrays the chosen answers are first; where rows have labels, the desirable ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PreferenceStats {
     /// The loss.
     pub loss: f64,
-    /// The mean cross-entropy of a chosen token.
+    /// The mean cross-entropy of a chosen token, and of any token where rows have labels.
     pub cross_entropy: f64,
-    /// β times what the loss compares.
-    pub rewards: [f64; 2],
-    /// The share of pairs whose chosen answer has the larger reward.
-    pub accuracy: f64,
+    /// β times what the loss compares. `None`: there is no such answer.
+    pub rewards: [Option<f64>; 2],
+    /// The share of pairs whose chosen answer has the larger reward; `None` where rows have labels.
+    pub accuracy: Option<f64>,
     /// Log-probabilities under the model.
-    pub log_probabilities: [f64; 2],
+    pub log_probabilities: [Option<f64>; 2],
+    /// How far the model has moved from its reference, where rows have labels.
+    pub kl: Option<f64>,
 }
 
 impl Preference {
     /// A loss with its usual β.
     pub fn usual(loss: PreferenceLoss) -> Self {
-        Self { loss, beta: loss.usual_beta(), gamma: 1.0 }
+        Self { loss, beta: loss.usual_beta(), gamma: 1.0, weights: equal_weights() }
     }
 
     /// `-log σ(β (chosen - rejected) - γ)`.
@@ -211,6 +257,18 @@ impl Preference {
         }
     }
 
+    /// `1 - σ(±β ((p - r) - moved))`, with + for a desirable answer.
+    fn prospect(&self, pair: &Pair, moved: f64) -> OfPair {
+        let ratio = pair.against_reference().values[0];
+        let (sign, weight) = if pair.is_desirable { (1.0, self.weights[0]) } else { (-1.0, self.weights[1]) };
+        let z = sign * self.beta * (ratio - moved);
+        OfPair {
+            loss: weight * sigmoid(-z),
+            derivatives: [-sign * weight * self.beta * sigmoid(z) * sigmoid(-z), 0.0],
+            rewards: [self.beta * ratio; 2],
+        }
+    }
+
     /// The weight of the cross-entropies of each pair's two answers, and the numbers of the batch. There is at least one pair.
     pub fn of_batch(&self, pairs: &[Pair]) -> (Vec<[f64; 2]>, PreferenceStats) {
         let (row, count) = (self.loss.row(), pairs.len() as f64);
@@ -219,23 +277,47 @@ impl Preference {
             cross_entropy: pairs.iter().map(|pair| -pair.policy[0]).sum::<f64>() / chosen_tokens,
             ..PreferenceStats::default()
         };
-        let mut preferred = 0.0;
+        let moved: f64 = pairs.iter().map(|pair| pair.against_reference().values[1]).sum::<f64>() / count;
+        let moved = moved.max(0.0);
+        let (mut preferred, mut rewards, mut log_probabilities) = (0.0, [Mean::default(); 2], [Mean::default(); 2]);
         let weights = pairs.iter().map(|pair| {
-            let OfPair { loss, derivatives, rewards } = (row.of_pair)(self, pair);
-            stats.loss += loss / count;
-            preferred += f64::from(u8::from(rewards[0] > rewards[1]));
-            for i in [0, 1] {
-                stats.rewards[i] += rewards[i] / count;
-                stats.log_probabilities[i] += pair.policy[i] / count;
+            let of = (row.of_pair)(self, pair, moved);
+            stats.loss += of.loss / count;
+            preferred += f64::from(u8::from(of.rewards[0] > of.rewards[1]));
+            // A row with a label has one answer, on one of both sides.
+            let sides = if row.has_labels { [pair.is_desirable, !pair.is_desirable] } else { [true; 2] };
+            for i in [0, 1].into_iter().filter(|i| sides[*i]) {
+                rewards[i].add(of.rewards[i]);
+                log_probabilities[i].add(pair.policy[if row.has_labels { 0 } else { i }]);
             }
             // A cross-entropy is minus a log-probability.
-            let [chosen, rejected] = derivatives.map(|derivative| -derivative / count);
+            let [chosen, rejected] = of.derivatives.map(|derivative| -derivative / count);
             [chosen + if row.has_likelihood { 1.0 / chosen_tokens } else { 0.0 }, rejected]
         });
         let weights = weights.collect();
-        stats.accuracy = preferred / count;
+        (stats.rewards, stats.log_probabilities) = (rewards.map(Mean::get), log_probabilities.map(Mean::get));
+        stats.accuracy = (!row.has_labels).then_some(preferred / count);
+        stats.kl = row.has_labels.then_some(moved);
         stats.loss += if row.has_likelihood { stats.cross_entropy } else { 0.0 };
         (weights, stats)
+    }
+}
+
+/// A mean of some numbers.
+#[derive(Clone, Copy, Default)]
+struct Mean {
+    sum: f64,
+    count: f64,
+}
+
+impl Mean {
+    fn add(&mut self, value: f64) {
+        self.sum += value;
+        self.count += 1.0;
+    }
+
+    fn get(self) -> Option<f64> {
+        (self.count > 0.0).then(|| self.sum / self.count)
     }
 }
 
@@ -252,7 +334,7 @@ mod tests {
     use super::*;
 
     fn pairs() -> Vec<Pair> {
-        let of = |policy, reference, tokens| Pair { policy, reference, tokens };
+        let of = |policy, reference, tokens| Pair { policy, reference, tokens, is_desirable: tokens[0] > 4.0 };
         vec![
             of([-3.0, -9.5], [-4.0, -9.0], [4.0, 7.0]),
             of([-12.0, -2.0], [-10.0, -2.5], [9.0, 2.0]),
@@ -271,7 +353,9 @@ mod tests {
                     pairs[number].policy[answer] += step;
                     of.of_batch(&pairs).1.loss
                 };
-                let expected = -(at(1e-6) - at(-1e-6)) / 2e-6;
+                // What another row's answer says is a constant.
+                let is_constant = loss.has_labels() && answer == 1;
+                let expected = if is_constant { 0.0 } else { -(at(1e-6) - at(-1e-6)) / 2e-6 };
                 let got = weights[number][answer];
                 assert!((got - expected).abs() < 1e-8, "{}: {got}, not {expected}", loss.name());
             }
@@ -286,8 +370,10 @@ mod tests {
         let dpo = of(PreferenceLoss::Dpo);
         // The chosen answer gained 1, the rejected one lost 0.5.
         assert!((dpo.loss - minus_log_sigmoid(0.1 * 1.5)).abs() < 1e-12);
-        assert!((dpo.rewards[0] - 0.1).abs() < 1e-12 && (dpo.rewards[1] + 0.05).abs() < 1e-12);
-        assert_eq!((dpo.accuracy, dpo.log_probabilities, dpo.cross_entropy), (1.0, [-3.0, -9.5], 0.75));
+        let rewards = dpo.rewards.map(Option::unwrap);
+        assert!((rewards[0] - 0.1).abs() < 1e-12 && (rewards[1] + 0.05).abs() < 1e-12);
+        let expected = (Some(1.0), [Some(-3.0), Some(-9.5)], 0.75, None);
+        assert_eq!((dpo.accuracy, dpo.log_probabilities, dpo.cross_entropy, dpo.kl), expected);
         let (chosen, rejected) = (-3.0 / 4.0, -9.5 / 7.0);
         assert!((of(PreferenceLoss::Simpo).loss - minus_log_sigmoid(2.0 * (chosen - rejected) - 0.5)).abs() < 1e-12);
         let odds = |a: f64| (a.exp() / (1.0 - a.exp())).ln();
@@ -296,8 +382,30 @@ mod tests {
     }
 
     #[test]
+    fn labels_weigh_answers_beside_how_far_the_model_has_moved() {
+        let of = Preference { weights: [2.0, 0.5], ..Preference::usual(PreferenceLoss::Kto) };
+        let sigmoid = |z: f64| 1.0 / (1.0 + (-z).exp());
+        let (weights, stats) = of.of_batch(&pairs());
+        // The answers to other sources gained -0.5, 0.5 and -10: nothing has moved. The answers gained 1, -2 and 0.25.
+        assert_eq!(stats.kl, Some(0.0));
+        let losses = [0.5 * sigmoid(0.1), 2.0 * sigmoid(0.2), 0.5 * sigmoid(0.025)];
+        assert!((stats.loss - losses.iter().sum::<f64>() / 3.0).abs() < 1e-12);
+        let close = |got: Option<f64>, expected: f64| (got.unwrap() - expected).abs() < 1e-12;
+        assert!(close(stats.rewards[0], -0.2) && close(stats.rewards[1], 0.0625), "{:?}", stats.rewards);
+        assert_eq!((stats.accuracy, stats.log_probabilities), (None, [Some(-12.0), Some((-3.0 - 0.25) / 2.0)]));
+        assert!(weights[0][0] < 0.0 && weights[1][0] > 0.0 && weights.iter().all(|of| of[1] == 0.0));
+        let mut moved = pairs();
+        moved[0].policy[1] += 40.0;
+        let (_, stats) = of.of_batch(&moved);
+        assert_eq!(stats.kl, Some(10.0));
+        assert!((stats.loss - (0.5 * sigmoid(-0.9) + 2.0 * sigmoid(1.2) + 0.5 * sigmoid(-0.975)) / 3.0).abs() < 1e-12);
+        moved.retain(|pair| pair.is_desirable);
+        assert_eq!(of.of_batch(&moved).1.rewards[1], None);
+    }
+
+    #[test]
     fn extreme_pairs_have_finite_losses() {
-        let pair = |policy| Pair { policy, reference: [0.0; 2], tokens: [1.0; 2] };
+        let pair = |policy| Pair { policy, tokens: [1.0; 2], ..Pair::default() };
         for loss in PreferenceLoss::all() {
             for policy in [[-1e-9, -2000.0], [-2000.0, -1e-9]] {
                 let (weights, stats) = Preference::usual(loss).of_batch(&[pair(policy)]);

@@ -219,6 +219,20 @@ impl Trainer {
         plan: &StepPlan,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<StepOutcome> {
+        self.step_of_labels((batch, &[]), shards, plan, interrupted)
+    }
+
+    /// As [`Trainer::step_of_shards`], where each sample has a label, if the loss is one of labels: whether its target is desirable.
+    ///
+    /// # Errors
+    /// As [`Trainer::step_of_shards`].
+    pub fn step_of_labels(
+        &mut self,
+        (batch, labels): (&Batch, &[bool]),
+        shards: &[usize],
+        plan: &StepPlan,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<StepOutcome> {
         if batch.sources.len() != batch.targets.len() {
             return Err(Error::BatchShape { sources: batch.sources.len(), targets: batch.targets.len() });
         }
@@ -267,10 +281,16 @@ impl Trainer {
         let stops = || self.parallel.is_none() && interrupted();
         let weighed = match &self.options.preference {
             None => None,
-            Some(of) => match self.compare(of, batch, (&cut, share.first_sample), plan, &stops).transpose() {
-                None => return Ok(StepOutcome::Interrupted),
-                Some(mine) => Some(self.weigh(of, mine.map_err(Error::before_any_change), share.first_sample)?),
-            },
+            Some(of) => {
+                let compared = match of.loss.has_labels() {
+                    false => self.compare(of, (batch, &[]), (&cut, share.first_sample), plan, &stops),
+                    true => self.compare_mismatched(of, (batch, labels), share.first_sample, plan, &stops),
+                };
+                match compared.transpose() {
+                    None => return Ok(StepOutcome::Interrupted),
+                    Some(mine) => Some(self.weigh(of, mine.map_err(Error::before_any_change))?),
+                }
+            }
         };
         match plan.levers.layer_major {
             // An interrupted step may have left part of a gradient.
@@ -337,7 +357,7 @@ impl Trainer {
         }
         if result.as_ref().is_err_and(Error::is_of_device_memory) && !has_others && self.model.stop_repeating() {
             tracing::warn!("the device had no memory left; from here on micro-batches are launched kernel by kernel");
-            return self.step_of_shards(batch, shards, plan, interrupted);
+            return self.step_of_labels((batch, labels), shards, plan, interrupted);
         }
         match (result?, verdict) {
             (true, _) => {
@@ -389,7 +409,7 @@ impl Trainer {
     }
 
     /// Cuts a batch with these lengths into micro-batches: no larger than the plan's, and no larger than is useful.
-    fn cut(&self, lengths: &[(usize, usize)], plan: &StepPlan) -> Vec<Vec<usize>> {
+    pub(crate) fn cut(&self, lengths: &[(usize, usize)], plan: &StepPlan) -> Vec<Vec<usize>> {
         let Some((source_tokens, target_tokens)) = plan.longest else {
             return micro_batches::cut(lengths, plan.levers.micro_batch_samples);
         };
@@ -521,7 +541,7 @@ impl Trainer {
 }
 
 /// Source and target tokens of each sample.
-fn lengths(batch: &Batch, head: &Head) -> Vec<(usize, usize)> {
+pub(crate) fn lengths(batch: &Batch, head: &Head) -> Vec<(usize, usize)> {
     batch.sources.iter().zip(batch.targets).map(|(source, target)| head.lengths(source.len(), target.len())).collect()
 }
 

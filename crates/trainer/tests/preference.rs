@@ -90,13 +90,15 @@ fn measured(model: &T5, preference: &Preference) -> PreferenceStats {
         policy: [2 * pair, 2 * pair + 1].map(|sample| log_probability(sample, true)),
         reference: [2 * pair, 2 * pair + 1].map(|sample| log_probability(sample, false)),
         tokens: [2 * pair, 2 * pair + 1].map(|sample| targets[sample].len() as f64),
+        is_desirable: false,
     };
     preference.of_batch(&(0..PAIRS).map(pair).collect::<Vec<_>>()).1
 }
 
 #[test]
 fn a_gradient_is_the_derivative_of_the_loss() {
-    for loss in PreferenceLoss::all() {
+    // How far the model has moved is a constant in a loss of labels: `recipes.rs` compares its gradients with torch's.
+    for loss in PreferenceLoss::all().filter(|loss| !loss.has_labels()) {
         let options = options(loss, Precision::F64);
         let preference = options.preference.unwrap();
         let mut trainer = Trainer::new(model(DType::F64), options).unwrap();
@@ -135,13 +137,22 @@ fn a_gradient_is_the_derivative_of_the_loss() {
     }
 }
 
+/// The labels of some samples, if the loss has any.
+fn labels(loss: PreferenceLoss, samples: std::ops::Range<usize>) -> Vec<bool> {
+    samples.filter(|_| loss.has_labels()).map(|sample| sample % 3 == 0).collect()
+}
+
 #[test]
 fn no_plan_changes_the_losses() {
     let losses = |loss, plan: &StepPlan| -> Vec<f64> {
         let mut trainer = Trainer::new(model(DType::F64), options(loss, Precision::F64)).unwrap();
         let (sources, targets) = samples();
         let batch = Batch { sources: &sources, targets: &targets };
-        let step = |_| done(trainer.step(&batch, plan, &|| false).unwrap()).objective.unwrap();
+        let labels = labels(loss, 0..2 * PAIRS);
+        let step = |_| {
+            let outcome = trainer.step_of_labels((&batch, &labels), &[2 * PAIRS], plan, &|| false);
+            done(outcome.unwrap()).objective.unwrap()
+        };
         (0..6).map(step).collect()
     };
     for loss in PreferenceLoss::all() {
@@ -158,19 +169,22 @@ fn no_plan_changes_the_losses() {
 
 #[test]
 fn any_number_of_processes_gives_the_same_bits() {
-    let run = |processes: usize| -> Vec<(f64, f64)> {
+    let run = |processes: usize, loss: PreferenceLoss| -> Vec<(f64, f64)> {
         let mut of_each = threads::run(processes, |group| {
-            let mut trainer = Trainer::new(model(DType::F32), options(PreferenceLoss::Orpo, Precision::F32)).unwrap();
+            let mut trainer = Trainer::new(model(DType::F32), options(loss, Precision::F32)).unwrap();
             let parallel = Parallel::new(group, Some(PAIRS)).unwrap();
             let mine: Vec<usize> = parallel.shards().owned_by(parallel.group().rank()).collect();
             trainer.join(parallel, Sharding::None).unwrap();
             let (sources, targets) = samples();
-            let of = |lists: Vec<Vec<u32>>| lists[2 * mine[0]..2 * (mine[mine.len() - 1] + 1)].to_vec();
+            let range = 2 * mine[0]..2 * (mine[mine.len() - 1] + 1);
+            let labels = labels(loss, range.clone());
+            let of = |lists: Vec<Vec<u32>>| lists[range.clone()].to_vec();
             let (sources, targets) = (of(sources), of(targets));
             let batch = Batch { sources: &sources, targets: &targets };
             let shards = vec![2; mine.len()];
             let step = |_| {
-                let stats = done(trainer.step_of_shards(&batch, &shards, &plan(2, None), &|| false).unwrap());
+                let outcome = trainer.step_of_labels((&batch, &labels), &shards, &plan(2, None), &|| false);
+                let stats = done(outcome.unwrap());
                 (stats.objective.unwrap(), stats.grad_norm)
             };
             (0..4).map(step).collect::<Vec<_>>()
@@ -178,9 +192,11 @@ fn any_number_of_processes_gives_the_same_bits() {
         assert!(of_each.iter().all(|one| *one == of_each[0]));
         of_each.swap_remove(0)
     };
-    let expected = run(1);
-    for processes in [2, 4] {
-        assert_eq!(run(processes), expected, "{processes} processes");
+    for loss in [PreferenceLoss::Orpo, PreferenceLoss::Kto] {
+        let expected = run(1, loss);
+        for processes in [2, 4] {
+            assert_eq!(run(processes, loss), expected, "{processes} processes");
+        }
     }
 }
 

@@ -70,12 +70,14 @@ fn options(case: &Value) -> TrainerOptions {
     };
     // `schedule.warmup_ratio`, as transformers rounds it.
     let warmup_steps = number("schedule.warmup_ratio").map(|ratio| (ratio * STEPS as f64).ceil() as u64);
-    let named = |loss: &PreferenceLoss| Some(loss.name()) == case["recipe"]["preference.loss"].as_str();
-    let preference = PreferenceLoss::all().find(named).map(|loss| {
+    let named = case["recipe"]["preference.loss"].as_str().and_then(PreferenceLoss::named);
+    let preference = named.map(|loss| {
         let usual = Preference::usual(loss);
         Preference {
             beta: number("preference.beta").unwrap_or(usual.beta),
             gamma: number("preference.gamma").unwrap_or(usual.gamma),
+            weights: ["desirable", "undesirable"]
+                .map(|side| number(&format!("preference.{side}_weight")).unwrap_or(1.0)),
             ..usual
         }
     });
@@ -111,7 +113,8 @@ fn fifty_steps_of_each_recipe_are_those_of_torch() {
     let batches = golden["batches"].as_array().unwrap();
     for (number, (name, case)) in golden["cases"].as_object().unwrap().iter().enumerate() {
         let options = options(case);
-        let are_pairs = options.preference.is_some();
+        let has_labels = options.preference.is_some_and(|of| of.loss.has_labels());
+        let are_pairs = options.preference.is_some() && !has_labels;
         let mut trainer = Trainer::new(model(&golden["base"], &case["adapter"]), options).unwrap();
         for step in 0..STEPS as usize {
             let (sources, targets) = samples(&batches[step % batches.len()], are_pairs);
@@ -125,10 +128,22 @@ fn fifty_steps_of_each_recipe_are_those_of_torch() {
                 ..Levers::default()
             };
             let batch = Batch { sources: &sources, targets: &targets };
-            let outcome = trainer.step(&batch, &StepPlan { levers, longest: None }, &|| false).unwrap();
+            let labels: Vec<bool> = batches[step % batches.len()]["labels"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_bool)
+                .filter(|_| has_labels)
+                .collect();
+            let (shards, plan) = ([sources.len()], StepPlan { levers, longest: None });
+            let outcome = trainer.step_of_labels((&batch, &labels), &shards, &plan, &|| false).unwrap();
             let StepOutcome::Done(stats) = outcome else { panic!("{name}, step {step}: {outcome:?}") };
-            let numbers =
-                [("loss", Some(stats.loss)), ("grad_norm", Some(stats.grad_norm)), ("objective", stats.objective)];
+            let numbers = [
+                ("loss", Some(stats.loss)),
+                ("grad_norm", Some(stats.grad_norm)),
+                ("objective", stats.objective),
+                ("kl", stats.preference.and_then(|of| of.kl)),
+            ];
             for (key, got) in numbers {
                 let expected = case[key].get(step).and_then(Value::as_f64);
                 assert_eq!(got.is_some(), expected.is_some(), "{name}: {key}");

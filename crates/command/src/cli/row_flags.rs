@@ -116,6 +116,8 @@ impl ColumnFlags {
             target_lang: self.target_lang.clone(),
             is_text: self.text_column.is_some(),
             preference: None,
+            has_labels: false,
+            label: None,
         }
     }
 }

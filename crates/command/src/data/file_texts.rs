@@ -57,7 +57,7 @@ impl FileTexts {
                     continue;
                 }
                 count += 1;
-                let rejected = pairing.rejected(&row).ok().flatten().map(std::borrow::Cow::into_owned);
+                let rejected = pairing.third_text(&row).ok().flatten().map(std::borrow::Cow::into_owned);
                 if !matches!(pairing, Pairing::Each { .. })
                     && let Ok([source, target]) = pairing.texts(&row)
                 {

@@ -207,16 +207,29 @@ pub fn unused_in_words(unused: &[String]) -> String {
 
 /// The columns that the config names, as the reader's type.
 pub fn chosen(columns: &Columns) -> Chosen {
-    let Columns { prompt, response, text, source, target, source_lang, target_lang, is_text, preference } =
-        columns.clone();
-    Chosen { prompt, response, text, source, target, source_lang, target_lang, is_text, preference }
+    let of = columns.clone();
+    Chosen {
+        prompt: of.prompt,
+        response: of.response,
+        text: of.text,
+        source: of.source,
+        target: of.target,
+        source_lang: of.source_lang,
+        target_lang: of.target_lang,
+        is_text: of.is_text,
+        preference: of.preference,
+        has_labels: of.has_labels,
+        label: of.label,
+    }
 }
 
 impl Reading {
     /// The task, by the config's name.
     pub fn task(&self) -> config::Objective {
         match self.objective {
-            Objective::TextToText { .. } | Objective::Preference { .. } => config::Objective::TextToText,
+            Objective::TextToText { .. } | Objective::Preference { .. } | Objective::Labelled { .. } => {
+                config::Objective::TextToText
+            }
             Objective::SpanCorruption { .. } => config::Objective::SpanCorruption,
         }
     }
@@ -251,6 +264,7 @@ impl Reading {
         let columns = in_place.unwrap_or_else(|| match is_text {
             true => vec!["text".to_owned()],
             false if data.chosen.preference.is_some() => ["prompt", "chosen", "rejected"].map(str::to_owned).to_vec(),
+            false if data.chosen.has_labels => ["prompt", "completion", "label"].map(str::to_owned).to_vec(),
             false => vec!["prompt".to_owned(), "response".to_owned()],
         });
         if let Some(validation) = &mut validation {
@@ -263,6 +277,9 @@ impl Reading {
             true => Objective::SpanCorruption { text_column: next(), spans },
             false if data.chosen.preference.is_some() => {
                 Objective::Preference { prompt_column: next(), chosen_column: next(), rejected_column: next() }
+            }
+            false if data.chosen.has_labels => {
+                Objective::Labelled { prompt_column: next(), completion_column: next(), label_column: next() }
             }
             false => Objective::TextToText { prompt_column: next(), response_column: next() },
         };

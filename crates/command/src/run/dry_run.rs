@@ -89,7 +89,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let stop = session.stop.clone();
     let began = Instant::now();
     let plan = session.step_plan();
-    let outcome = session.trainer.step_of_shards(&samples, &shards, &plan, &|| stop.requested())?;
+    let outcome = session.trainer.step_of_labels((&samples, &batch.labels), &shards, &plan, &|| stop.requested())?;
     let took = began.elapsed();
     let stats = match outcome {
         StepOutcome::Done(stats) => stats,

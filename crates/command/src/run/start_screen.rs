@@ -65,6 +65,9 @@ fn data(config: &Config, opened: &Opened) -> String {
         Objective::Preference { prompt_column, chosen_column, rejected_column } => {
             format!("`{prompt_column}` to `{chosen_column}` over `{rejected_column}`")
         }
+        Objective::Labelled { prompt_column, completion_column, label_column } => {
+            format!("`{prompt_column}` to `{completion_column}`, where `{label_column}` says how good it is")
+        }
         Objective::SpanCorruption { text_column, .. } => format!("span corruption of `{text_column}`"),
     };
     format!(
@@ -179,8 +182,10 @@ fn recipe(config: &Config, options: &TrainerOptions, total: u64) -> String {
     };
     let share = (train.label_smoothing > 0.0).then(|| format!("; label smoothing {}", train.label_smoothing));
     let z_loss = (train.z_loss > 0.0).then(|| format!("; z-loss {}", train.z_loss));
-    let preference =
-        config.preference.map(|of| format!("; minimises {} of pairs, beta {}", of.loss.name().to_uppercase(), of.beta));
+    let preference = config.preference.map(|of| {
+        let rows = if of.loss.has_labels() { "labels" } else { "pairs" };
+        format!("; minimises {} of {rows}, beta {}", of.loss.name().to_uppercase(), of.beta)
+    });
     let beside = [share, z_loss, preference].into_iter().flatten().collect::<String>();
     format!(
         "{name}, {learning_rate}{scaled}; {} a step; dropout {}; {} activations, {weights}; {clip}{beside}",

@@ -137,7 +137,7 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
         let stop = run.stop.clone();
         let outcome = loop {
             let plan = run.step_plan();
-            match run.trainer.step_of_shards(&samples, &shards, &plan, &|| stop.requested()) {
+            match run.trainer.step_of_labels((&samples, &batch.labels), &shards, &plan, &|| stop.requested()) {
                 Err(error) if run.recover_from_oom(&error)? => {} //               the same batch, with a smaller plan
                 outcome => break outcome?,
             }

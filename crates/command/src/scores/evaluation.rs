@@ -116,7 +116,7 @@ pub fn evaluate(
     if watcher.group.is_none() {
         loader.stop_on(stop.flag());
     }
-    let (mut seen, mut bad_rows) = (0, 0);
+    let (mut seen, mut bad_rows, mut previous) = (0, 0, None);
     // If the tokenizer fails, the evaluation ends after the current batch.
     let failed = std::cell::Cell::new(None);
     let decode = |ids: &[u32]| tokenizer.decode(ids).map_err(|error| failed.set(Some(error))).unwrap_or_default();
@@ -125,6 +125,9 @@ pub fn evaluate(
         let mut round = Round::next(&mut loader, watcher.group, (seen, rows, generated_rows))?;
         if round.parts.is_empty() {
             break;
+        }
+        if settings.preference.is_some_and(|of| of.loss.has_labels()) {
+            round.batches.iter_mut().for_each(|batch| previous = mismatch(batch, previous.take()));
         }
         if settings.has_references() {
             round.batches.iter_mut().try_for_each(|batch| as_decoded(batch, tokenizer, &frame))?;
@@ -161,6 +164,14 @@ pub fn evaluate(
     }
     let [generated, scored] = evaluations;
     Ok(Some(Figures::sum(generated.finish()?, &scored.finish()?, bad_rows, settings)))
+}
+
+/// Pairs each answer of a batch with that of the row before, which may be in the batch before. The first row has its own. Returns the last
+/// answer.
+fn mismatch(batch: &mut Batch, previous: Option<Vec<u32>>) -> Option<Vec<u32>> {
+    let before = previous.or_else(|| batch.targets.first().cloned());
+    batch.rejected = before.iter().chain(&batch.targets).take(batch.targets.len()).cloned().collect();
+    batch.targets.last().cloned().or(before)
 }
 
 /// Replaces each reference that has special tokens by the text that its tokens give back, because answers come from the tokenizer, too:
@@ -311,6 +322,7 @@ impl Settings {
             targets: &batch.targets[range.clone()],
             references: self.has_references().then(|| &batch.texts[range.clone()]),
             rejected: if self.preference.is_some() { &batch.rejected[range.clone()] } else { &[] },
+            labels: if batch.labels.is_empty() { &[] } else { &batch.labels[range.clone()] },
         }
     }
 
@@ -393,7 +405,8 @@ impl Figures {
             .map(|metric| format!("  {} {}", metric.title(), metric.shown(self.value(*metric))))
             .collect();
         let preference = self.preference.as_ref().map_or_else(String::new, |of| {
-            format!("preference loss {:.4}  preferred {:.1} %  ", of.loss, 100.0 * of.accuracy)
+            let preferred = of.accuracy.map_or_else(String::new, |share| format!("preferred {:.1} %  ", 100.0 * share));
+            format!("preference loss {:.4}  {preferred}", of.loss)
         });
         format!(
             "{preference}loss {:.4}  perplexity {}{scores}  ({} rows, {} generated)",
@@ -443,16 +456,18 @@ impl Figures {
 /// Adds the numbers of a loss of preferences to an event, by TRL's names.
 pub fn preference_json(of: &PreferenceStats, event: &mut Value) {
     let [chosen, rejected] = of.rewards;
-    for (name, value) in [
-        ("preference_loss", of.loss),
+    let numbers = [
+        ("preference_loss", Some(of.loss)),
+        ("kl", of.kl),
         ("rewards/chosen", chosen),
         ("rewards/rejected", rejected),
-        ("rewards/margins", chosen - rejected),
+        ("rewards/margins", chosen.zip(rejected).map(|(chosen, rejected)| chosen - rejected)),
         ("rewards/accuracies", of.accuracy),
         ("logps/chosen", of.log_probabilities[0]),
         ("logps/rejected", of.log_probabilities[1]),
-    ] {
-        event[name] = number(value);
+    ];
+    for (name, value) in numbers {
+        value.into_iter().for_each(|value| event[name] = number(value));
     }
 }
 

@@ -49,6 +49,8 @@ pub const ALIASES: &[(&str, Here)] = &[
     ("label_smoothing_factor", Key("train.label_smoothing")),
     ("z_loss", Key("train.z_loss")),
     ("simpo_gamma", Key("preference.gamma")),
+    ("desirable_weight", Key("preference.desirable_weight")),
+    ("undesirable_weight", Key("preference.undesirable_weight")),
     ("eval_steps", Key("train.eval_every_steps")),
     ("steps_per_eval", Key("train.eval_every_steps")),
     ("max_eval_samples", Key("train.eval_samples")),

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use trainer::preference::PreferenceLoss;
+
 use super::{Values, paths, required, size};
 
 /// `data.*`
@@ -81,6 +83,10 @@ pub struct Columns {
     pub is_text: bool,
     /// Columns of chosen and rejected answers, if the loss is one of preferences.
     pub preference: Option<[Option<String>; 2]>,
+    /// Whether rows have one answer and a label.
+    pub has_labels: bool,
+    /// Column of the labels.
+    pub label: Option<String>,
 }
 
 /// Treatment of unusable rows in text files: malformed rows, and rows without text in a column.
@@ -117,6 +123,7 @@ impl Data {
             (Some(Objective::SpanCorruption), _) | (_, None) => (prompt, text),
             _ => (prompt.or(text), None),
         };
+        let preference = values.text("preference.loss").and_then(|name| PreferenceLoss::named(&name));
         Self {
             train: values.list("data.train").unwrap_or_default(),
             validation: values.list("data.validation").unwrap_or_default(),
@@ -130,8 +137,10 @@ impl Data {
                 source_lang: values.text("data.source_lang"),
                 target_lang: values.text("data.target_lang"),
                 is_text: objective == Some(Objective::SpanCorruption),
-                preference: values
-                    .text("preference.loss")
+                has_labels: preference.is_some_and(PreferenceLoss::has_labels),
+                label: values.text("data.label_column"),
+                preference: preference
+                    .filter(|loss| !loss.has_labels())
                     .map(|_| ["data.chosen_column", "data.rejected_column"].map(|key| values.text(key))),
             },
             encoding: values.text("data.encoding"),

@@ -129,6 +129,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("data.response_column", Name, AUTO, "\"auto\"", "column of the target text; auto: response, or a known form"),
     key("data.chosen_column", Name, AUTO, "\"auto\"", "with preference.loss: column of the chosen answers; auto: chosen"),
     key("data.rejected_column", Name, AUTO, "\"auto\"", "with preference.loss: column of the rejected answers; auto: rejected"),
+    key("data.label_column", Name, AUTO, "\"auto\"", "with preference.loss=kto: column that says whether an answer is desirable; auto: label"),
     key("data.source_template", Name, AUTO, "\"auto\"", "source text from several columns, such as \"{subject}\\n{body}\"; {{ for a brace; instead of prompt_column"),
     key("data.target_template", Name, AUTO, "\"auto\"", "target text from several columns, as source_template"),
     key("data.source_lang", Name, AUTO, "\"auto\"", "language of the sources of rows with a column translation, such as en"),
@@ -187,9 +188,11 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("lora.modules_to_save", Parts, &[], "[]", "layers whose own weights are trained and saved with the adapter"),
     key("lora.init_from", Name, NONE, "\"none\"", "adapter to continue from: a directory written by PEFT or an earlier run"),
 
-    key("preference.loss", OneOf(&["dpo", "orpo", "simpo"]), NONE, "\"none\"", "loss of rows with a chosen and a rejected answer; dpo compares with the model without its adapter; none: the cross-entropy of one answer"),
+    key("preference.loss", OneOf(&["dpo", "orpo", "simpo", "kto"]), NONE, "\"none\"", "loss of rows with a chosen and a rejected answer, or for kto with one answer and a label; dpo and kto compare with the model without its adapter; none: the cross-entropy of one answer"),
     key("preference.beta", Number(1e-9, 1e9), AUTO, "\"auto\"", "scale of the comparison; auto: 0.1, and 2 for simpo"),
     key("preference.gamma", Number(0.0, 1e9), AUTO, "\"auto\"", "simpo: by how much a chosen answer should lead; auto: 1"),
+    key("preference.desirable_weight", Number(0.0, 1e9), &[], "1.0", "kto: weight of desirable answers"),
+    key("preference.undesirable_weight", Number(0.0, 1e9), &[], "1.0", "kto: weight of the other answers"),
 
     key("optimizer.name", OneOf(&["adafactor", "adamw", "lion"]), AUTO, "\"auto\"", "auto: adafactor, or adamw for an adapter; with the semantics of transformers.optimization.Adafactor or torch.optim.AdamW; AdamW keeps two values of each parameter, Lion one"),
     key("optimizer.learning_rate", Number(0.0, 1e30), AUTO, "\"auto\"", "learning rate (one-cycle: the first; the peak is div_factor times it); auto: 1e-3, 1e-4 for Lion, or Adafactor's own with relative_step"),

@@ -199,7 +199,7 @@ impl Config {
 
     /// The samples of a step that a row gives: two where one answer is preferred to another.
     pub fn samples_of_a_row(&self) -> usize {
-        if self.preference.is_some() { 2 } else { 1 }
+        if self.preference.is_some_and(|of| !of.loss.has_labels()) { 2 } else { 1 }
     }
 
     /// Resolves values into a config, or names the keys that contradict each other.

@@ -8,11 +8,11 @@ use crate::failure::{Failure, Outcome};
 
 /// The loss in these values.
 pub fn from_values(values: &Values) -> Option<Preference> {
-    let name = values.text("preference.loss")?;
-    let usual = Preference::usual(PreferenceLoss::all().find(|loss| loss.name() == name)?);
+    let usual = Preference::usual(PreferenceLoss::named(&values.text("preference.loss")?)?);
     Some(Preference {
         beta: values.number("preference.beta").unwrap_or(usual.beta),
         gamma: values.number("preference.gamma").unwrap_or(usual.gamma),
+        weights: ["desirable", "undesirable"].map(|side| values.required_number(&format!("preference.{side}_weight"))),
         ..usual
     })
 }
@@ -37,6 +37,12 @@ pub fn check(config: &Config) -> Outcome<()> {
             adapter.lora.modules_to_save.join(", ")
         ))
         .hint("leave out `lora.modules_to_save`, or use `--set preference.loss=orpo`"));
+    }
+    if preference.loss.has_labels() && config.train.batch_size < 2 {
+        return Err(Failure::usage(format!(
+            "`preference.loss = \"{name}\"` ({origin}) compares each answer with another one of its step, and `train.batch_size` is 1"
+        ))
+        .hint("`--batch-size 8`"));
     }
     if config.data.objective == Some(Objective::SpanCorruption) {
         return Err(Failure::usage(format!(

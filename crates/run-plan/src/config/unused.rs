@@ -30,9 +30,32 @@ struct Rule {
 
 const RULES: &[Rule] = &[
     Rule {
-        keys: &["data.chosen_column", "data.rejected_column", "preference.beta", "preference.gamma"],
+        keys: &[
+            "data.chosen_column",
+            "data.rejected_column",
+            "data.label_column",
+            "preference.beta",
+            "preference.gamma",
+            "preference.desirable_weight",
+            "preference.undesirable_weight",
+        ],
         has_effect: |config, _| config.preference.is_some(),
         why: "it is for rows with a chosen and a rejected answer, and `preference.loss` is \"none\"",
+    },
+    Rule {
+        keys: &["data.label_column", "preference.desirable_weight", "preference.undesirable_weight"],
+        has_effect: |config, _| config.preference.is_none_or(|of| of.loss.has_labels()),
+        why: "it is for `preference.loss = \"kto\"`",
+    },
+    Rule {
+        keys: &["data.chosen_column", "data.rejected_column"],
+        has_effect: |config, _| config.preference.is_none_or(|of| !of.loss.has_labels()),
+        why: "rows of `preference.loss = \"kto\"` have one answer and a label",
+    },
+    Rule {
+        keys: &["data.response_column"],
+        has_effect: |config, _| config.preference.is_none_or(|of| of.loss.has_labels()),
+        why: "rows of preferences have `data.prompt_column`, `data.chosen_column` and `data.rejected_column`",
     },
     Rule {
         keys: &["preference.gamma"],
@@ -40,15 +63,9 @@ const RULES: &[Rule] = &[
         why: "it is for `preference.loss = \"simpo\"`",
     },
     Rule {
-        keys: &[
-            "data.response_column",
-            "data.source_template",
-            "data.target_template",
-            "data.source_lang",
-            "data.target_lang",
-        ],
+        keys: &["data.source_template", "data.target_template", "data.source_lang", "data.target_lang"],
         has_effect: |config, _| config.preference.is_none(),
-        why: "rows of preferences have `data.prompt_column`, `data.chosen_column` and `data.rejected_column`",
+        why: "rows of preferences have columns of their own",
     },
     Rule {
         keys: &["data.noise_density", "data.mean_span_tokens"],
