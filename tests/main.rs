@@ -30,6 +30,7 @@ mod listing;
 mod long_rows;
 mod lost_files;
 mod merge;
+mod metrics;
 mod models;
 mod other_commands;
 mod own_files;

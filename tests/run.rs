@@ -1,5 +1,7 @@
 //! Starts the command and reads its output and files.
 
+pub mod schema;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -46,9 +48,17 @@ pub const STATED: [(&str, &str); 2] = [("LOW_MEM_T5_PRICES", "built-in"), ("RAYO
 /// The longest time of a test's command.
 const LONGEST: Duration = Duration::from_secs(900);
 
-/// A separate directory for one test. The command runs in it.
+/// A separate directory for one test. The command runs in it. At the end every event of its runs must be one that the schema describes.
 pub struct Scene {
     directory: TempDir,
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            schema::check_runs_below(self.directory.path());
+        }
+    }
 }
 
 /// Output and exit code of a finished command.

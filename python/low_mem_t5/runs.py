@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from .flags import Path
 
-#: An event of `metrics.jsonl`.
+#: An event of `metrics.jsonl`; docs/metrics.schema.json describes each.
 Event = Dict[str, Any]
 
 #: Seconds between two looks at a file or a process.

@@ -50,6 +50,9 @@ base: t5.Run
 
 def setUpModule() -> None:
     global scene, base
+    if os.environ.get(program.VARIABLE):
+        # A relative path is one of the directory in which the tests start.
+        os.environ[program.VARIABLE] = os.path.abspath(os.environ[program.VARIABLE])
     # Plans that do not depend on the speed of the machine.
     os.environ["LOW_MEM_T5_PRICES"] = "built-in"
     warnings.simplefilter("ignore", UserWarning)
@@ -363,7 +366,18 @@ class Flags(unittest.TestCase):
         self.assertEqual(said.stdout, program.output_of(["--version"]))
 
 
-class Readme(unittest.TestCase):
+class Documents(unittest.TestCase):
+    def test_every_cell_of_the_notebook_runs(self) -> None:
+        notebook = json.loads((REPOSITORY / "docs/notebook.ipynb").read_text(encoding="utf-8"))
+        names: Dict[str, Any] = {}
+        cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        with redirect_stdout(io.StringIO()):
+            for cell in cells:
+                # The real run takes a minute.
+                exec(compile(cell.replace("max_steps=400", "max_steps=4"), "notebook.ipynb", "exec"), names)
+        self.assertEqual(len(names["training"].events("step")), 4)
+        shutil.rmtree(names["runs"])
+
     def test_every_snippet_runs_as_it_is_shown(self) -> None:
         readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
         snippets = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)

@@ -6,12 +6,14 @@
 //! * An image (`packaging/Dockerfile`), with the first of docker, podman and buildah that works.
 //! * Beside each program: the notices of other packages in it, which are in the wheel and the image too, and a bill of materials.
 //! * The planner for a browser, in one file (`cargo xtask page`).
-//! * SHA256SUMS of all of these.
+//! * Completions for shells, a manual page, and `install.sh`.
+//! * SHA256SUMS of all of these. `install.sh` then installs this machine's program from them.
 //!
 //! Parts that this machine cannot build are skipped, with a line that says how to make them possible. Output goes below
 //! `target/release-files`, or below CARGO_TARGET_DIR.
 
 mod elf;
+mod man;
 mod third_party;
 
 use std::ffi::OsStr;
@@ -54,6 +56,13 @@ const PACKAGE: &str = "low_mem_t5";
 
 /// The digests of all files.
 const SUMS: &str = "SHA256SUMS";
+
+/// Installs a release for one user.
+const INSTALLER: &str = "install.sh";
+
+/// Shells, and the files in which they look for completions.
+const COMPLETIONS: [(&str, &str); 3] =
+    [("bash", "train_low_mem.bash"), ("zsh", "_train_low_mem"), ("fish", "train_low_mem.fish")];
 
 /// The most bytes of a stripped program.
 const MAX_BYTES: u64 = 18_000_000;
@@ -100,7 +109,9 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     } else {
         println!("skipped: {}: `rustup target add {}` adds what it needs", page::PAGE, page::TARGET);
     }
-    release.write_sums()
+    release.write_shell_files(program)?;
+    release.write_sums()?;
+    release.install(program)
 }
 
 /// The compiler and linker for a target's C libraries. zig supports every target.
@@ -310,6 +321,51 @@ impl Release<'_> {
         let text = text.replace("\"../crates", &format!("\"{}/crates", self.root.display()));
         fs::write(source.join("pyproject.toml"), text).map_err(|error| format!("{}: {error}", source.display()))?;
         Ok(source)
+    }
+
+    /// Writes the completions and the manual page, as the program says them, and the installer.
+    fn write_shell_files(&self, program: &Path) -> Result<(), String> {
+        // Help names the program as it was called, and the file of a release has its target in its name.
+        let named = self.directory.join("train_low_mem");
+        fs::copy(program, &named).map_err(|error| format!("{}: {error}", program.display()))?;
+        let written = self.write_said(&named);
+        fs::remove_file(&named).map_err(|error| format!("{}: {error}", named.display()))?;
+        written
+    }
+
+    fn write_said(&self, program: &Path) -> Result<(), String> {
+        let said = |arguments: &[&str]| output(Command::new(program).args(arguments));
+        let write = |name: &str, text: String| {
+            let path = self.directory.join(name);
+            fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
+        };
+        for (shell, name) in COMPLETIONS {
+            write(name, said(&["completions", shell])?)?;
+        }
+        let help = said(&["--help"])?;
+        let commands = man::commands(&help).into_iter().map(|name| Ok((name.to_owned(), said(&[name, "--help"])?)));
+        let commands = commands.collect::<Result<Vec<_>, String>>()?;
+        write("train_low_mem.1", man::page(said(&["--version"])?.trim(), &help, &commands))?;
+        let installer = self.root.join("packaging").join(INSTALLER);
+        fs::copy(&installer, self.directory.join(INSTALLER))
+            .map_err(|error| format!("{}: {error}", installer.display()))?;
+        Ok(())
+    }
+
+    /// Installs this machine's program with the installer, and runs it.
+    fn install(&self, program: &Path) -> Result<(), String> {
+        let home = self.directory.join("home");
+        let _ = fs::remove_dir_all(&home);
+        fs::create_dir_all(&home).map_err(|error| format!("{}: {error}", home.display()))?;
+        let mut installer = Command::new("sh");
+        installer.arg(self.directory.join(INSTALLER)).arg("--from").arg(&self.directory).env("HOME", &home);
+        done(installer.env_remove("XDG_DATA_HOME").env_remove("XDG_CONFIG_HOME"))?;
+        let said = output(Command::new(home.join(".local/bin/train_low_mem")).arg("--version"))?;
+        if said != output(Command::new(program).arg("--version"))? {
+            return Err(format!("the installed program says `{}`", said.trim()));
+        }
+        println!("{INSTALLER}: installs the program, which runs");
+        Ok(())
     }
 
     /// Writes the digests of all files of the release, as `sha256sum --check` reads them.
