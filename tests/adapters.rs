@@ -13,6 +13,10 @@ fn scene() -> Scene {
     scene
 }
 
+fn strings(words: &[&str]) -> Vec<String> {
+    words.iter().map(|&word| word.to_owned()).collect()
+}
+
 fn tune(output: &str, more: &[&str]) -> Vec<String> {
     short(&[&FROM[..], &["--output", output], more].concat())
 }
@@ -110,6 +114,44 @@ fn an_adapter_answers_as_the_model_does_that_it_is_merged_into() {
     assert!((merged.0 - named.0).abs() < 1e-5, "{merged:?} {named:?}");
     assert_eq!((merged.1, &named), (named.1.clone(), &found));
     assert!((evaluate(&["run/model"]).0 - named.0).abs() > 1e-3, "the adapter changes something");
+}
+
+/// The prefix is not in PEFT's settings, so it lies in the header of the tensors' file.
+#[test]
+fn an_adapter_keeps_the_text_before_its_sources_and_the_side_that_is_cut() {
+    let scene = Scene::new();
+    scene.run(&short(&["--set", "data.source_prefix=base: "])).expect_code(0);
+    let side = ["--set", "data.truncation_side=left", "--set", "data.max_source_tokens=12"];
+    scene.run(&tune("own", &[&["--set", "data.source_prefix=own: "][..], &side].concat())).expect_code(0);
+    scene.run(&tune("none", &["--set", "data.source_prefix="])).expect_code(0);
+    scene.run(&tune("kept", &[])).expect_code(0);
+    scene
+        .run(&short(&["--set", "model.init_from=run/model", "--set", "lora.init_from=own/adapter", "--output", "on"]))
+        .expect_code(0);
+    let last = |run: &str| scene.events(run, "eval").last().expect("an evaluation").clone();
+    for (name, prefix) in [("own", "own: "), ("none", ""), ("kept", "base: "), ("on", "own: ")] {
+        let rows = ["--data", "run/sample-data/sample-validation.parquet", "--json"];
+        let (expected, samples) = (last(name)["loss"].as_f64().expect("a loss"), last(name)["samples"].to_string());
+        let arguments =
+            [&["eval", "--model", "run/model", "--adapter", name, "--samples", &samples][..], &rows].concat();
+        let figures = scene.run(&strings(&arguments)).expect_code(0).json();
+        assert_eq!(figures["reading"]["source_prefix"], prefix, "{name}");
+        assert!((figures["loss"].as_f64().expect("a loss") - expected).abs() < 1e-6, "{name}: {figures}");
+        let merged = format!("{name}-merged");
+        let arguments = ["merge", "--model", "run/model", "--adapter", name, "--output", &merged];
+        scene.run(&arguments.map(str::to_owned)).expect_code(0);
+        let config: serde_json::Value = serde_json::from_slice(&scene.read(&format!("{merged}/config.json"))).unwrap();
+        assert_eq!(config["prefix"].as_str().unwrap_or_default(), prefix, "{name}");
+        let answer = |model: &[&str]| {
+            let prompt = ["--prompt", "reverse: 3 1 2", "--max-new-tokens", "5"];
+            let arguments = [&["generate"][..], model, &prompt].concat();
+            scene.run(&strings(&arguments)).expect_code(0).out
+        };
+        assert_eq!(answer(&["--model", "run/model", "--adapter", name]), answer(&["--model", &merged]), "{name}");
+    }
+    let config = scene.read("own/adapter/tokenizer_config.json");
+    let config: serde_json::Value = serde_json::from_slice(&config).expect("JSON");
+    assert_eq!(config["truncation_side"], "left");
 }
 
 #[test]

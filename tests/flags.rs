@@ -127,6 +127,26 @@ fn what_cannot_work_is_refused_with_a_way_out() {
 }
 
 #[test]
+fn a_flag_whose_value_is_lost_is_named() {
+    let scene = Scene::new();
+    let plan = |more: &[&str]| {
+        scene.run(
+            &[&["plan", "--preset", "tiny", "--batch-size", "4"], more]
+                .concat()
+                .iter()
+                .map(|&word| word.to_owned())
+                .collect::<Vec<_>>(),
+        )
+    };
+    let warned = plan(&["--lr", "1e-3", "--set", "optimizer.learning_rate=1e-2"]).expect_code(0);
+    assert_eq!(warned.err.matches("`--set optimizer.learning_rate` takes the place of `--lr 0.001`").count(), 1);
+    let same = plan(&["--lr", "1e-2", "--set", "optimizer.learning_rate=0.01"]).expect_code(0);
+    assert!(!same.err.contains("takes the place"), "{}", same.err);
+    let refused = plan(&["--gradient_accumulation_steps", "4"]).expect_code(2);
+    refused.expect_words(&["samples of an optimizer step", "`--batch-size 16`"]);
+}
+
+#[test]
 fn threads_are_those_of_the_flag_or_of_the_environment_and_the_bits_are_the_same() {
     let scene = Scene::new();
     let run = |environment: &str, flags: &[&str], output: &str| {

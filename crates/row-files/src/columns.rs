@@ -435,6 +435,7 @@ impl<'a> Values<'a, '_> {
         let messages = |reason| RowFault::Messages(name.to_owned(), reason);
         match self.cell(name) {
             Cell::Null => Ok(None),
+            Cell::Text(text) if text.trim().is_empty() => Ok(None),
             Cell::Turns(turns) => Ok(Some(Cow::Borrowed(turns))),
             Cell::Text(text) => chat::from_text(text).map(|turns| Some(Cow::Owned(turns))).map_err(messages),
             Cell::Other(kind) => Err(messages(format!("expected a list of messages, got {kind}"))),

@@ -207,6 +207,13 @@ impl Error {
                  `jq -c '.data[].paragraphs[] | .context as $c | .qas[] | {{context: $c, question, answer: (.answers[0].text // \"\")}}' {} > rows.jsonl`",
                 quoted(&path.to_string_lossy())
             )),
+            Self::Columns { path, .. } if path.extension().is_some_and(|extension| extension == "txt") => Some(format!(
+                "lines of plain text become rows by `jq -Rc 'select(length > 0) | {{text: .}}' {} > rows.jsonl`",
+                quoted(&path.to_string_lossy())
+            )),
+            Self::Columns { columns, missing, .. } if is_preference(columns) && missing == "prompt" => Some(
+                "a preference needs its prompt: a column `prompt`, or another by `data.prompt_column`".to_owned(),
+            ),
             Self::Columns { columns, missing, .. } => Some(match (columns.as_slice(), joined(missing, columns)) {
                 ([], _) => "the file has no columns".to_owned(),
                 (_, Some(template)) => format!(
@@ -241,6 +248,11 @@ impl Error {
             Self::Question { .. } | Self::Io { .. } | Self::Write(_) | Self::Stopped => None,
         }
     }
+}
+
+/// Whether these are columns of answers of which one was chosen.
+pub(crate) fn is_preference(columns: &[String]) -> bool {
+    ["chosen", "rejected"].iter().all(|name| columns.iter().any(|column| column == name))
 }
 
 /// The template that a name of several columns stands for, such as `title,body` or `{title} {body}`.

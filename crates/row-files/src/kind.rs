@@ -275,7 +275,11 @@ fn form(path: &Path, beginning: &[u8]) -> Result<Form, Error> {
     if is_text && [b'\t', b','].iter().any(|delimiter| first_line.contains(delimiter)) {
         return Ok(Form::Delimited(delimiter(text)));
     }
-    refused("no rows were recognised".to_owned(), "name the file by its form, such as rows.jsonl or rows.csv")
+    refused(
+        "no rows were recognised".to_owned(),
+        "name the file by its form, such as rows.jsonl or rows.csv; lines of plain text become rows by \
+         `jq -Rc 'select(length > 0) | {text: .}' FILE > rows.jsonl`",
+    )
 }
 
 fn is_html(text: &[u8]) -> bool {

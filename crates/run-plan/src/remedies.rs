@@ -28,8 +28,8 @@ pub fn failure(refusal: DoesNotFit, job: &RunJob<'_>, now: &MemorySnapshot, step
     let remedies = [on_disk(job, at, steps), rounded(job, at, steps), smaller_batch(job, at, steps)];
     for Remedy { needs, words } in remedies.into_iter().filter_map(|remedy| remedy.ok().flatten()) {
         if needs <= needed.percent(100 - MIN_SAVED_PERCENT) {
-            let fits = if needs <= limit { "which fits" } else { "still too much" };
             let enough = (needs + margin).round_up_to_mib();
+            let fits = if enough <= limit { "which fits" } else { "still too much" };
             failure = failure.hint(format!("{words} needs {enough}, {fits}"));
         }
     }

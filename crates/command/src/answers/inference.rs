@@ -255,8 +255,9 @@ impl Planned<'_> {
         };
         let model = match (self.asked.adapter, &self.asked.config.lora) {
             (Some(adapter), Some(lora)) => {
-                let model = model.with_adapter(lora.clone(), 0)?;
+                let mut model = model.with_adapter(lora.clone(), 0)?;
                 AdapterDirectory::open(adapter, model.config())?.fill(model.parameters())?;
+                model.set_prefix(self.asked.config.prefix());
                 model
             }
             _ => model,

@@ -297,7 +297,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub num_return_sequences: usize,
     /// Print an answer as it is made, one prompt at a time
-    #[arg(long, conflicts_with_all = ["json", "num_beams"])]
+    #[arg(long, conflicts_with_all = ["json", "num_beams", "num_return_sequences"])]
     pub stream: bool,
     /// Truncate prompts to N tokens
     #[arg(long, value_name = "N", default_value_t = 512)]

@@ -25,6 +25,8 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use memory_policy::Bytes;
 use toml::Value;
 
+use crate::config::keys::KEYS;
+use crate::config::values::Setting;
 use crate::config::{Origin, Values};
 use crate::failure::Outcome;
 use answer_flags::{EvalArgs, GenerateArgs};
@@ -424,6 +426,29 @@ impl TrainArgs {
 
     /// Applies the flags to the config's values: named flags first, then `--set`, which takes precedence.
     pub fn apply(&self, values: &mut Values) -> Outcome<()> {
+        self.apply_named(values)?;
+        key_flags::apply_assignments(&self.set, values)
+    }
+
+    /// A warning for each flag whose value is lost, because `--set` sets its key as well.
+    pub fn lost(&self) -> Outcome<Vec<String>> {
+        let mut named = Values::defaults();
+        self.apply_named(&mut named)?;
+        let mut all = named.clone();
+        key_flags::apply_assignments(&self.set, &mut all)?;
+        let lost = KEYS.iter().filter_map(|key| match &named.setting(key.name) {
+            // It has no value of its own.
+            Setting { origin: Origin::Flag(flag), .. } if flag == "--lora" => None,
+            Setting { origin: Origin::Flag(flag), value } if *value != all.setting(key.name).value => {
+                Some(format!("`--set {}` takes the place of `{flag} {value}`", key.name))
+            }
+            _ => None,
+        });
+        Ok(lost.collect())
+    }
+
+    /// Applies the named flags.
+    fn apply_named(&self, values: &mut Values) -> Outcome<()> {
         let flags = [
             TypedFlag::of("--model", "model.init_from", &self.model),
             TypedFlag::of("--preset", "model.config", &self.preset),
@@ -454,7 +479,7 @@ impl TrainArgs {
                 Origin::Flag("--allow-changed".to_string()),
             )?;
         }
-        key_flags::apply_assignments(&self.set, values)
+        Ok(())
     }
 }
 

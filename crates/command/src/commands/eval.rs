@@ -144,7 +144,7 @@ fn share(counts: RowCounts) -> f64 {
     counts.answered as f64 / counts.evaluated.max(1) as f64
 }
 
-/// Takes the columns, lengths and metrics of the first run that made one of these directories, if any: so its validation rows have the scores
+/// Takes the columns, lengths, metrics and decoding of the first run that made one of these directories, if any: so its validation rows have the scores
 /// that they had in the run.
 fn apply_run<'a>(values: &mut Values, trained: impl Iterator<Item = &'a Path>, data: &[String]) -> Outcome<()> {
     const ALSO: [&str; 7] = [
@@ -174,7 +174,11 @@ fn apply_run<'a>(values: &mut Values, trained: impl Iterator<Item = &'a Path>, d
         directory.is_some() && directory == made
     };
     let has_columns = !data.iter().all(is_made);
-    let is_wanted = |name: &str| ALSO.contains(&name) || is_of_preference(name) || has_columns && is_column(name);
+    let defaults = Values::defaults();
+    let decodes =
+        |name: &str| name.starts_with("generation.") && of_run.setting(name).value != defaults.setting(name).value;
+    let is_wanted =
+        |name: &str| ALSO.contains(&name) || is_of_preference(name) || decodes(name) || has_columns && is_column(name);
     for key in KEYS.iter().filter(|key| is_wanted(key.name)) {
         let value = of_run.setting(key.name).value.clone();
         values.set(key.name, value, Origin::Run("the run of the model"))?;

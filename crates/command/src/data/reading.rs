@@ -283,7 +283,6 @@ impl Reading {
             }
             false => Objective::TextToText { prompt_column: next(), response_column: next() },
         };
-        let side = data.truncation_side.as_deref().and_then(Side::of_name).or_else(|| tokenizer.truncation_side());
         let said_by = match &config.model.init_from {
             Some(directory) => directory.join("config.json").display().to_string(),
             None => config.model.config.clone().unwrap_or_default(),
@@ -301,7 +300,7 @@ impl Reading {
             validation,
             left,
             source_prefix: model.prefix().to_owned(),
-            truncation_side: side.unwrap_or_default(),
+            truncation_side: tokenizer.truncation_side().unwrap_or_default(),
             longest: [data.max_source_tokens, data.max_target_tokens],
             ids,
             survival: None,

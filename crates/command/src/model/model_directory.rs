@@ -68,10 +68,22 @@ pub fn find_adapted(named: &Path, adapter: Option<&Path>) -> Outcome<Adapted> {
     let is_adapter = [CONFIG_FILE, "adapter/adapter_config.json"].into_iter().any(has)
         && !["config.json", "model/config.json"].into_iter().any(has);
     if !is_adapter || adapter.is_some() {
-        return Ok(Adapted { directory: find(named)?, adapter });
+        let directory = find(named)?;
+        adapter.iter().for_each(|adapter| warn_of_another_base(&directory, adapter));
+        return Ok(Adapted { directory, adapter });
     }
     let adapter = AdapterDirectory::find(named)?;
     Ok(Adapted { directory: base_of(&adapter)?, adapter: Some(adapter) })
+}
+
+/// Says if an adapter names another model than this one, and that one is there. A run's quantised copies are its own base.
+fn warn_of_another_base(directory: &Path, adapter: &Path) {
+    let is_copy = directory.file_name().is_some_and(|name| name.to_string_lossy().starts_with("base-"));
+    let Some(base) = base_of(adapter).ok().filter(|_| !is_copy) else { return };
+    if base.canonicalize().ok() != directory.canonicalize().ok() {
+        let (adapter, base, directory) = (adapter.display(), base.display(), directory.display());
+        report::warn(&format!("{adapter} was trained beside {base}, and is used beside {directory}"));
+    }
 }
 
 /// The same directories for computing with the model. If a run quantised the base of its adapter, the base is that copy, because the

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::Device;
-use dataloader::{BadRows, BatchShare, LoaderOptions, OrderOptions, Tokenizer};
+use dataloader::{BadRows, BatchShare, LoaderOptions, OrderOptions, Side, Tokenizer};
 use parquet_dataset::{Dataset, DatasetOptions, Residency};
 use run_plan::model::{check_trainable, fitted};
 use t5::peft::AdapterDirectory;
@@ -86,6 +86,8 @@ impl Opened {
             model_directory::check_end(directory, &model, &tokenizer)?;
             model_directory::warn_of_ends(directory, &model, &tokenizer);
         }
+        let side = config.data.truncation_side.as_deref().and_then(Side::of_name);
+        side.into_iter().for_each(|side| tokenizer.set_truncation_side(side));
         if config.generation.keeps_special_tokens {
             tokenizer.keep_special_tokens(model.frame());
         }
@@ -256,15 +258,19 @@ fn scratch_config(config: &Config, name: &str, tokenizer: &Tokenizer) -> Outcome
 
 /// The model with the prefix, the precision of the base and the adapter of the config.
 fn adapted(config: &Config, model: t5::Config, init_from: Option<&Path>) -> Outcome<t5::Config> {
-    run_plan::model::adapted(config, model, init_from, |model| {
+    let mut prefix = None;
+    let mut adapted = run_plan::model::adapted(config, model, init_from, |model| {
         let Some(directory) = config.lora.as_ref().and_then(|adapter| adapter.init_from.as_ref()) else {
             return Ok(None);
         };
         let opened = AdapterDirectory::open(directory, model)?;
+        prefix = opened.source_prefix().map(str::to_owned).filter(|_| config.data.source_prefix.is_none());
         let dropout = config.values.number("lora.dropout").filter(|_| config.values.is_given("lora.dropout"));
         let lora = opened.lora(model);
         Ok(Some(t5::Lora { dropout: dropout.unwrap_or(lora.dropout), ..lora }))
-    })
+    })?;
+    prefix.iter().for_each(|prefix| adapted.set_prefix(prefix));
+    Ok(adapted)
 }
 
 fn is_preset(name: &str) -> bool {

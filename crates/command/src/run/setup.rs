@@ -57,6 +57,7 @@ fn warn_of_missing_memory(flags: &TrainArgs, config: &Config) {
 fn read_values(flags: &TrainArgs) -> Outcome<Values> {
     let mut typed = Values::defaults();
     flags.apply(&mut typed)?;
+    flags.lost()?.iter().for_each(|warning| report::warn(warning));
     let output = typed.text("run.output_dir").unwrap_or_default();
     let resumes = flags.keep_training == Some(true) && flags.names_output();
     let mut values = Values::defaults();

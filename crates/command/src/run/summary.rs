@@ -96,14 +96,19 @@ fn next(run: &Session, model: &Path) -> Vec<String> {
 /// The settings that say which columns of the run's files were read.
 fn settings_of_columns(config: &Config) -> String {
     let of = &config.data.chosen;
-    typed(&[
+    let [chosen, rejected] = of.preference.clone().unwrap_or_default();
+    let columns = typed(&[
         ("prompt_column", &of.prompt),
         ("response_column", &of.response),
+        ("chosen_column", &chosen),
+        ("rejected_column", &rejected),
         ("source_template", &of.source),
         ("target_template", &of.target),
         ("source_lang", &of.source_lang),
         ("target_lang", &of.target_lang),
-    ])
+    ]);
+    let loss = config.values.text("preference.loss").map(|loss| format!(" --set preference.loss={loss}"));
+    columns + &loss.unwrap_or_default()
 }
 
 /// The settings that say how the run's text files were read.
@@ -162,6 +167,11 @@ fn before_and_after(first: &Value, last: &Value) -> String {
     };
     for name in ["loss", "perplexity"] {
         let _ = writeln!(text, "{:<18}{:>12}{:>12}", format!("  {name}"), plain(&first[name]), plain(&last[name]));
+    }
+    for (name, title) in [("preference_loss", "preference loss"), ("rewards/accuracies", "chosen preferred")] {
+        if last[name].is_number() {
+            let _ = writeln!(text, "{:<18}{:>12}{:>12}", format!("  {title}"), plain(&first[name]), plain(&last[name]));
+        }
     }
     for metric in wanted(last) {
         let shown = |value: &Value| value.as_f64().map_or("-".to_owned(), |value| metric.shown(value));

@@ -66,6 +66,13 @@ impl Tokenizer {
         Ok((ids, is_cut))
     }
 
+    /// Sets the side on which texts are cut: a model that is saved with this tokenizer keeps it.
+    pub fn set_truncation_side(&mut self, side: Side) {
+        if self.truncation_side().unwrap_or_default() != side {
+            self.transformers_config.cut_on(side);
+        }
+    }
+
     /// The side on which the model's publisher cuts texts: `truncation_side` of `tokenizer_config.json`.
     pub fn truncation_side(&self) -> Option<Side> {
         self.transformers_config.truncation_side

@@ -25,6 +25,14 @@ impl TransformersConfig {
         Self { is_published: true, ..Self::made(text) }
     }
 
+    /// Sets the side on which texts are cut, in the text of the file as well.
+    pub fn cut_on(&mut self, side: Side) {
+        let mut settings: serde_json::Map<String, Value> = serde_json::from_str(&self.text).unwrap_or_default();
+        settings.insert("truncation_side".to_owned(), side.name().into());
+        self.truncation_side = Some(side);
+        self.text = format!("{:#}\n", Value::from(settings));
+    }
+
     /// A file that is made here.
     pub fn made(text: String) -> Self {
         let settings: Value = serde_json::from_str(&text).unwrap_or_default();

@@ -13,8 +13,21 @@ pub(super) fn from_values(values: &Values) -> Outcome<usize> {
         (None, None) => return Ok(whole.unwrap_or(DEFAULT)),
         (Some(per_device), accumulation) => Some(per_device * accumulation.unwrap_or(1)),
         (None, Some(accumulation)) => match whole {
-            Some(whole) if whole % accumulation == 0 => Some(whole),
-            Some(_) => None,
+            Some(whole) if accumulation == 1 => Some(whole),
+            // Other trainers take the whole for a part. Either way is silently wrong for somebody.
+            Some(whole) => {
+                return Err(Failure::usage(format!(
+                    "`train.batch_size` ({whole}, {}) is samples of an optimizer step, and `train.gradient_accumulation_steps` ({accumulation}) \
+                     says that a step is several batches",
+                    values.origin("train.batch_size"),
+                ))
+                .hint(format!(
+                    "{whole} samples a step: leave out `train.gradient_accumulation_steps`, the memory plan cuts a step itself; {} samples: \
+                     `--batch-size {}`",
+                    whole * accumulation,
+                    whole * accumulation,
+                )));
+            }
             None => {
                 return Err(Failure::usage(
                     "`train.gradient_accumulation_steps` is set without `train.batch_size_per_device`",

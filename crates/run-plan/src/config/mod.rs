@@ -443,14 +443,14 @@ mod tests {
             (&["train.batch_size_per_device=16", "train.gradient_accumulation_steps=8"], 128),
             (&["train.batch_size_per_device=16"], 16),
             (&["train.batch_size=128", "train.batch_size_per_device=16", "train.gradient_accumulation_steps=8"], 128),
-            (&["train.batch_size=128", "train.gradient_accumulation_steps=8"], 128),
+            (&["train.batch_size=128", "train.gradient_accumulation_steps=1"], 128),
         ] {
             assert_eq!(resolve(assignments).unwrap().train.batch_size, expected, "{assignments:?}");
         }
         for assignments in [
             &["train.gradient_accumulation_steps=8"][..],
             &["train.batch_size=100", "train.batch_size_per_device=16", "train.gradient_accumulation_steps=8"],
-            &["train.batch_size=100", "train.gradient_accumulation_steps=8"],
+            &["train.batch_size=128", "train.gradient_accumulation_steps=8"],
         ] {
             assert_eq!(resolve(assignments).unwrap_err().exit, crate::failure::Exit::Usage, "{assignments:?}");
         }

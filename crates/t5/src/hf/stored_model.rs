@@ -60,6 +60,9 @@ impl StoredModel {
             let linears = directory.layout().linears.iter().map(named).collect();
             Adapter { directory, linears }
         });
+        if let Some(prefix) = adapter.as_ref().and_then(|adapter| adapter.directory.source_prefix()) {
+            config.set_prefix(prefix);
+        }
         config.tie_word_embeddings &= !adapter.as_ref().is_some_and(|adapter| adapter.changes(HEAD));
         let model = StoredModel { files, config, is_tied, adapter };
         model.check_head()?;

@@ -42,7 +42,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let Adapted { directory, adapter } = model_directory::find_as_trained(model, flags.adapter.as_deref())?;
     let mut config = t5::Config::from_file(&directory.join("config.json"))?.with_head(t5::Head::Language)?;
     if let Some(adapter) = &adapter {
-        config = config.with_adapter(AdapterDirectory::open(adapter, &config)?.lora(&config))?;
+        config = AdapterDirectory::open(adapter, &config)?.beside(&config)?;
     }
     let (values, most) = flags.decoding.over(&config)?;
     flags.decoding.unused(&values).iter().for_each(|warning| report::warn(warning));

@@ -98,10 +98,10 @@ pub struct Served {
 impl Served {
     /// The base alone, or with the adapter in a directory. No weights are loaded.
     pub fn open(name: String, base: &t5::Config, adapter: Option<&Path>, dtype: DType) -> Outcome<Self> {
-        let mut config = base.clone();
-        if let Some(directory) = adapter {
-            config = config.with_adapter(AdapterDirectory::open(directory, base)?.lora(base))?;
-        }
+        let config = match adapter {
+            Some(directory) => AdapterDirectory::open(directory, base)?.beside(base)?,
+            None => base.clone(),
+        };
         let bytes = t5::costs::parameters(&config, dtype).saturating_sub(t5::costs::parameters(base, dtype));
         Ok(Self { name, adapter: adapter.map(Path::to_owned), config, bytes })
     }

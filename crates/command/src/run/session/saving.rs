@@ -114,18 +114,18 @@ impl Session {
         if let Some(found) = self.checkpoints.valid_at(step)? {
             return Ok(Some(found));
         }
-        let Some(found) = Checkpoints::best_valid(self.checkpoints.directory(), self.trainer.scored_by())? else {
-            return Ok(None);
-        };
-        let saved = found.state.step;
+        let found = Checkpoints::best_valid(self.checkpoints.directory(), self.trainer.scored_by())?;
         // The model of step 0 is the one that the run started with, and is not saved.
         if step == 0 {
+            let saved = found.as_ref().map_or(self.trainer.step_count(), |found| found.state.step);
             let text = format!(
                 "no evaluation beat the starting model; the saved model is the best of the others, step {saved}"
             );
             self.report.line(&text);
-            return Ok(Some(found));
+            return Ok(found);
         }
+        let Some(found) = found else { return Ok(None) };
+        let saved = found.state.step;
         let text = format!(
             "the checkpoint of the best step, {step}, is missing or damaged; the saved model is from step {saved}"
         );

@@ -20,6 +20,9 @@ use crate::parameters::Parameter;
 const PEFT_VERSION: &str = "0.21.2";
 const CARD_FILE: &str = "README.md";
 
+/// The entry in the header of the tensors' file for the text before every source. PEFT has no setting for it, and would warn of one.
+pub(super) const SOURCE_PREFIX: &str = "source_prefix";
+
 /// The files that [`save_with`] writes.
 pub const ADAPTER_FILES: [&str; 3] = [CONFIG_FILE, SAFETENSORS_FILE, CARD_FILE];
 
@@ -46,7 +49,8 @@ pub fn save_with<E: From<Error>>(
     };
     file(SAFETENSORS_FILE, &|sink| {
         let path = directory.join(SAFETENSORS_FILE);
-        let mut writer = Writer::new(&path, sink, saved().map(header).collect(), &[("format", "pt")])?;
+        let metadata = [("format", "pt"), (SOURCE_PREFIX, model.prefix())];
+        let mut writer = Writer::new(&path, sink, saved().map(header).collect(), &metadata)?;
         for parameter in saved() {
             writer.write(&name_in_file(&parameter.name), &parameter.tensor)?;
         }

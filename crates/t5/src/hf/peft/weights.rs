@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Tensor};
 
 use super::config::{AdaptedLinear, AdapterConfig, CONFIG_FILE, Layout};
 use super::modules::LM_HEAD;
+use super::save::SOURCE_PREFIX;
 use super::{PREFIX, name_in_file};
 use crate::adapter::Lora;
 use crate::config::Config;
@@ -111,6 +112,21 @@ impl AdapterDirectory {
     /// The adapter, for further training.
     pub fn lora(&self, model: &Config) -> Lora {
         self.config.lora(model, &self.layout)
+    }
+
+    /// The text before every source that the adapter was trained with; `None`: the file does not say, as files of PEFT.
+    pub fn source_prefix(&self) -> Option<&str> {
+        self.reader.metadata(SOURCE_PREFIX)
+    }
+
+    /// The model with this adapter, and with the text before every source that it was trained with.
+    ///
+    /// # Errors
+    /// As [`Config::with_adapter`].
+    pub fn beside(&self, model: &Config) -> Result<Config> {
+        let mut adapted = model.with_adapter(self.lora(model))?;
+        self.source_prefix().into_iter().for_each(|prefix| adapted.set_prefix(prefix));
+        Ok(adapted)
     }
 
     /// Puts values into the parameters of a model with [`Self::lora`]: the adapter's own, and those of the parameters that it replaces.
