@@ -68,7 +68,14 @@ pub fn prepare(
     wanted: Wanted<'_>,
 ) -> Outcome<RowData> {
     let label = config.label_of_rows();
-    let divided = splits::divide(data_files::groups(label, &config.data.train)?, wanted.purpose, "--data ")?;
+    let groups = data_files::groups(label, &config.data.train)?;
+    if let (Purpose::Training, Some(file)) = (wanted.purpose, splits::trains_on(&groups)) {
+        report::warn(&format!(
+            "{} was named, so its rows are trained on; a pattern in quotes or a directory tells splits apart",
+            file.display()
+        ));
+    }
+    let divided = splits::divide(groups, wanted.purpose, "--data ")?;
     let mut left = divided.left;
     let validation = match config.data.validation.as_slice() {
         [] if config.data.validation_split.is_none() => divided.validation,
@@ -84,6 +91,9 @@ pub fn prepare(
             of_validation.wanted
         }
     };
+    if let Some(file) = validation.iter().find(|file| divided.wanted.contains(file)) {
+        report::warn(&format!("{} is for training and for validation: its scores say little", file.display()));
+    }
     if !left.is_empty() {
         let read: HashSet<&PathBuf> = divided.wanted.iter().chain(&validation).collect();
         left.retain(|file| !read.contains(file));

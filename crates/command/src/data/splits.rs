@@ -80,6 +80,15 @@ pub enum Purpose {
     Scores,
 }
 
+/// A file of another split among training files that were named one by one, as a shell names those of a pattern.
+pub fn trains_on(groups: &[Group]) -> Option<&Path> {
+    let named = || groups.iter().filter(|group| group.below.is_none()).flat_map(|group| &group.files);
+    let split = |file: &&PathBuf| file.file_name().and_then(|name| Split::of(Path::new(name)));
+    let has_training = named().any(|file| split(&file) == Some(Split::Train));
+    let other = |file: &&PathBuf| matches!(split(file), Some(Split::Validation | Split::Test));
+    named().find(other).filter(|_| has_training).map(PathBuf::as_path)
+}
+
 /// Divides groups of files.
 ///
 /// # Errors
@@ -164,6 +173,20 @@ mod tests {
             files.iter().map(|file| file.strip_prefix("test/rows").unwrap().display().to_string()).collect()
         };
         assert_eq!([of(&divided.wanted), of(&divided.validation), of(&divided.left)], expected.map(|of| of.to_vec()));
+    }
+
+    #[test]
+    fn files_that_a_shell_named_are_all_trained_on_which_is_said() {
+        let named = |names: &[&str]| -> Vec<Group> {
+            let one = |name: &&str| Group { pattern: (*name).to_owned(), below: None, files: vec![(*name).into()] };
+            names.iter().map(one).collect()
+        };
+        let found = |names: &[&str]| trains_on(&named(names)).map(|file| file.display().to_string());
+        assert_eq!(found(&["r/test.csv", "r/train.csv"]).as_deref(), Some("r/test.csv"));
+        assert_eq!(found(&["r/train-1.csv", "r/validation.csv"]).as_deref(), Some("r/validation.csv"));
+        assert_eq!(found(&["test/train.csv", "test/more.csv"]), None);
+        assert_eq!(found(&["r/test.csv"]), None, "it was meant");
+        assert_eq!(trains_on(&group(&["test.csv", "train.csv"])), None);
     }
 
     #[test]
