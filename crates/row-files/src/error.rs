@@ -72,7 +72,7 @@ pub enum Error {
         delimiter: Option<char>,
     },
     /// The columns have several meanings.
-    #[error("{}: the columns have {} meanings: {}", path.display(), meanings.len(), words(meanings))]
+    #[error("{}: the columns can be read in {} ways: {}", path.display(), meanings.len(), words(meanings))]
     Question {
         /// The file, as it was given.
         path: PathBuf,

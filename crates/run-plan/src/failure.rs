@@ -172,7 +172,7 @@ impl From<row_files::Error> for Failure {
         let error = match error {
             E::Parquet(error) => return error.into(),
             E::Question { path, meanings: several } => {
-                let words = format!("{}: its columns have {} meanings", path.display(), several.len());
+                let words = format!("{}: its columns can be read in {} ways", path.display(), several.len());
                 return Self { hints: meanings.collect(), ..Self::usage(words) };
             }
             error => error,

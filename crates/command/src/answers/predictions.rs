@@ -27,6 +27,15 @@ impl Predictions {
     /// Begins a file that will become `path`. An existing file of that name is replaced at the end.
     /// By the trace each line has the row's file, its line there, and the columns that the task does not use.
     pub fn begin(path: &Path, trace: Trace) -> Outcome<Self> {
+        let of_rows =
+            row_files::extension(path).filter(|extension| ["csv", "tsv", "parquet"].contains(&extension.as_str()));
+        if let Some(extension) = of_rows {
+            return Err(Failure::usage(format!(
+                "--predictions {}: these are JSON lines, not {extension}",
+                path.display()
+            ))
+            .hint(format!("name it `{}`", path.with_extension("jsonl").display())));
+        }
         outputs::remove_leftovers_beside(path);
         let file = AtomicFile::create(path)?;
         Ok(Self { file, path: path.to_owned(), waiting: Vec::with_capacity(PIECE_BYTES), trace })

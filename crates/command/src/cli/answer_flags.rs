@@ -221,7 +221,7 @@ pub struct EvalArgs {
     /// Scores of the answers, separated by commas: bleu, chrf, chrf++, rouge (or rouge1, rouge2, rougeL, rougeLsum),
     /// exact-match, accuracy, macro-f1 [default: bleu,exact-match]
     #[arg(long, value_name = "NAMES")]
-    pub metrics: Option<String>,
+    pub metrics: Vec<String>,
     /// Write prompt, reference, answer and scores of each row to this file, one JSON object per line
     #[arg(long, value_name = "FILE")]
     pub predictions: Option<PathBuf>,

@@ -137,7 +137,7 @@ fn timed(model: &Rc<T5>, size: usize, source_tokens: usize, answers: &GenerateOp
 fn table(result: &Value) -> String {
     let number = |value: &Value| value.as_f64().unwrap_or_default();
     let mut text = format!(
-        "{} new tokens after {} of the source, {} beams, {}\n{:>6} {:>14} {:>16} {:>12} {:>12}\n",
+        "{} new tokens after {} of the source, beams: {}, {}\n{:>6} {:>14} {:>16} {:>12} {:>12}\n",
         result["new_tokens"],
         result["source_tokens"],
         result["num_beams"],

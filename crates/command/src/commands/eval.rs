@@ -95,7 +95,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let settings = Settings {
         samples: flags.samples,
         generate_samples: flags.generate_samples,
-        examples: flags.show.max(flags.show_wrong.unwrap_or(0)),
+        examples: flags.show_wrong.unwrap_or(flags.show),
         wrong_examples: flags.show_wrong.is_some(),
         preference: config.preference,
         loader,
@@ -238,12 +238,13 @@ fn config(flags: &EvalArgs, Adapted { directory, adapter }: &Adapted) -> Outcome
     if dataloader::Tokenizer::in_directory(directory).is_some() {
         set("data.tokenizer", Value::String("auto".to_string()), "--model")?;
     }
+    let metrics = (!flags.metrics.is_empty()).then(|| flags.metrics.join(","));
     for (key, flag, text) in [
         ("memory.budget", "--memory-budget", &flags.weights.memory_budget),
         ("memory.device_budget", "--device-memory-budget", &flags.weights.device_memory_budget),
         ("run.device", "--device", &flags.device),
         ("train.bleu_tokenizer", "--bleu-tokenizer", &flags.bleu_tokenizer),
-        ("train.eval_metrics", "--metrics", &flags.metrics),
+        ("train.eval_metrics", "--metrics", &metrics),
     ] {
         if let Some(text) = text {
             set(key, Value::String(text.clone()), flag)?;

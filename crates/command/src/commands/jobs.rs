@@ -317,8 +317,9 @@ fn train_all(mut source: Source<'_>, at_once: usize, stop: &Stop) -> Outcome<(Ve
                 begun_before.push(job);
                 continue;
             }
+            let word = if run_dir::is_run(&job.output) { "continued" } else { "started" };
             let child = start(&program, &job, source.threads)?;
-            report::note(&format!("started {}", job.output.display()));
+            report::note(&format!("{word} {}", job.output.display()));
             running.push((job.output.clone(), Pid::from_raw(child.id().cast_signed())));
             wait_for(child, job.output, tell.clone())?;
         }

@@ -21,7 +21,9 @@ pub fn report(flags: &ReportArgs) -> Outcome<()> {
         return Err(Failure::usage(format!("report: expected at most {most} runs, got {}", flags.runs.len()))
             .hint("make a page for each group of runs that you want to compare"));
     }
-    let mut runs = flags.runs.iter().map(|root| read(root)).collect::<Outcome<Vec<Run>>>()?;
+    // A shell's pattern names the logs beside the runs as well.
+    let is_run = |root: &&PathBuf| flags.runs.len() == 1 || !root.is_file();
+    let mut runs = flags.runs.iter().filter(is_run).map(|root| read(root)).collect::<Outcome<Vec<Run>>>()?;
     let names: Vec<String> = runs.iter().map(|run| run.name().to_owned()).collect();
     runs.iter_mut().zip(apart(&names)).for_each(|(run, name)| run.set_name(name));
     let (html, default) = match (runs.as_slice(), flags.runs.as_slice()) {

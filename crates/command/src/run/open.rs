@@ -11,7 +11,7 @@ use parquet_dataset::{Dataset, DatasetOptions, Residency};
 use run_plan::model::{check_trainable, fitted};
 use t5::peft::AdapterDirectory;
 
-use crate::config::{Config, paths};
+use crate::config::{Config, Origin, paths};
 use crate::data::reading::{Reading, RowData};
 use crate::data::unpacked::Unpacked;
 use crate::failure::{Failure, Outcome};
@@ -267,6 +267,20 @@ fn adapted(config: &Config, model: t5::Config, init_from: Option<&Path>) -> Outc
         prefix = opened.source_prefix().map(str::to_owned).filter(|_| config.data.source_prefix.is_none());
         let dropout = config.values.number("lora.dropout").filter(|_| config.values.is_given("lora.dropout"));
         let lora = opened.lora(model);
+        let origin = config.values.origin("lora.rank");
+        let typed = config.values.integer("lora.rank").and_then(|rank| usize::try_from(rank).ok());
+        // `--lora` alone asks for an adapter and not for a rank, and a resumed run's file has the rank of that flag.
+        if let (Origin::Flag(flag), Some(rank)) = (origin, typed)
+            && flag != "--lora"
+            && rank != lora.rank
+        {
+            return Err(Failure::usage(format!(
+                "`lora.rank` is {rank} ({flag}), and the adapter in {} has rank {}",
+                directory.display(),
+                lora.rank
+            ))
+            .hint("leave it out, or leave out `lora.init_from`"));
+        }
         Ok(Some(t5::Lora { dropout: dropout.unwrap_or(lora.dropout), ..lora }))
     })?;
     prefix.iter().for_each(|prefix| adapted.set_prefix(prefix));

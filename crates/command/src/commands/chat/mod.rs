@@ -27,7 +27,7 @@ use super::serve::models::{Loaded, Named, Served};
 use crate::answers::inference::Shape;
 use crate::cli::chat_flags::ChatArgs;
 use crate::config::generation::Generation;
-use crate::config::{Origin, Values};
+use crate::config::{Origin, Values, keys};
 use crate::failure::{Failure, Outcome};
 use crate::machine::device;
 use crate::screen::lines::Lines;
@@ -201,9 +201,15 @@ impl ChatSession<'_> {
             })?;
             return Ok(());
         }
+        let key = format!("generation.{name}");
+        if keys::find(&key).is_none() {
+            let meant = keys::nearest(&key).and_then(|key| key.strip_prefix("generation."));
+            return Err(Failure::usage(format!("no setting `{name}`"))
+                .hint(meant.map_or("`/settings` lists them".to_owned(), |meant| format!("did you mean `{meant}`?"))));
+        }
         let before = self.values.clone();
         let parsed = value.parse().unwrap_or_else(|_| Value::String(value.to_owned()));
-        self.values.set(&format!("generation.{name}"), parsed, Origin::Flag("/set".to_owned()))?;
+        self.values.set(&key, parsed, Origin::Flag("/set".to_owned()))?;
         let checked = self.options().and_then(|options| match options.shape().rows > self.limits.1.rows {
             true => Err(Failure::usage(format!("num_beams: expected at most {}, got {value}", self.limits.1.rows))
                 .hint("`--max-beams` sets the limit, which the memory bill counts")),
