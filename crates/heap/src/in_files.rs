@@ -127,7 +127,7 @@ impl FileMemory {
 impl Mapping {
     fn new(file: File, bytes: usize, path: &Path, access: system::Access) -> io::Result<Mapping> {
         let start = if bytes == 0 { 0 } else { system::map(&file, bytes, access)? };
-        let watch = if bytes == 0 { None } else { sigbus::watch(start..start + bytes, path) };
+        let watch = (bytes > 0).then(|| sigbus::watch(start..start + bytes, path));
         Ok(Mapping { file, start, bytes, access, watch })
     }
 
