@@ -72,6 +72,12 @@ fn loading_a_tokenizer_is_a_phase_of_the_bill_and_the_least_budget_holds_it() {
         row.and_then(|row| row["bytes"].as_u64()).unwrap_or_else(|| panic!("no row {name}: {}", phases[0]))
     };
     assert!(bytes("process") > 1 << 20 && bytes("tokenizer") > 4 << 20, "{}", phases[0]);
+    let rows = phases[0]["rows"].as_array().expect("rows");
+    let of_files = rows.iter().find(|row| row["name"] == "files of rows").and_then(|row| row["note"].as_str());
+    assert!(
+        of_files.is_some_and(|note| note.contains("; at most ") && note.contains("MiB were predicted")),
+        "{rows:?}"
+    );
     plan(&["--explain"]).expect_code(0).expect_words(&["reading"]);
     // A second copy of the tokenizer would make the peak so far that of the run.
     assert_ne!(json["bill"]["binding"], "reading", "{}", json["bill"]);

@@ -103,7 +103,7 @@ fn a_run_over_more_files_than_are_listed_has_a_short_record_and_resumes() {
     }
     train(&scene, "rows", "run", &["--max-steps", "1"]).expect_code(0);
     let reading = &scene.events("run", "start")[0]["reading"]["train"];
-    assert_eq!((reading["files"].as_array().map(Vec::len), &reading["more_files"]), (Some(1000), &json!(10)));
+    assert_eq!((reading["files"].as_array().map(Vec::len), &reading["more_files"]), (Some(100), &json!(910)));
     let data = &scene.events("run", "data")[0];
     assert_eq!((&data["sources"]["files"], &data["counts"]["train"]), (&json!(files), &json!(files)));
     let ran = train(&scene, "rows", "run", &["--keep-training", "--max-steps", "2"]).expect_code(0);

@@ -11,10 +11,12 @@ use row_files::{Cell, Chosen, Column, Conversion, Labels, Row, Rows, Trace, is_l
 use serde_json::{Map, Value, json};
 
 use crate::config::{self, Columns, Config};
-use crate::data::row_record::MAX_LISTED;
 use crate::data::survival::Survival;
 use crate::data::unpacked::Unpacked;
 use crate::failure::{Failure, Outcome};
+
+/// The most files of each kind in an event: it is held several times while it is written.
+const MAX_SHOWN: usize = 100;
 
 /// How the rows of a run are read.
 #[derive(Clone, Debug)]
@@ -64,6 +66,8 @@ pub struct RowData {
     pub validation: Vec<PathBuf>,
     /// Estimated training rows, if planning has sampled only some of them.
     pub estimated_rows: Option<u64>,
+    /// The most bytes that converting rows was predicted to take; `None` where no rows were converted.
+    pub bytes_to_convert: Option<u64>,
     /// An event for each set of converted files.
     pub events: Vec<Value>,
     /// The unpacked files, if rows are to be found in them again.
@@ -163,7 +167,7 @@ impl Part {
     }
 
     fn to_json(&self) -> Value {
-        let files = self.conversion.sources.iter().zip(&self.originals).take(MAX_LISTED).zip(0..);
+        let files = self.conversion.sources.iter().zip(&self.originals).take(MAX_SHOWN).zip(0..);
         let files = files.map(|(((_, kind, pairing), original), number)| {
             let columns: Vec<String> = pairing.columns().into_iter().map(|column| column.name).collect();
             let classes: Map<String, Value> = columns
@@ -334,7 +338,7 @@ impl Reading {
             "ids": {"starts": self.ids.starts, "end": self.ids.end, "answer_start": self.ids.answer_start,
                 "padding": self.ids.padding, "said_by": self.ids.said_by},
             "tokenizer": self.survival.as_ref().map(|(survival, rows)| survival.to_json(&sampled(*rows))),
-            "left_alone": self.left.iter().take(MAX_LISTED).map(|path| path.display().to_string()).collect::<Vec<_>>(),
+            "left_alone": self.left.iter().take(MAX_SHOWN).map(|path| path.display().to_string()).collect::<Vec<_>>(),
         })
     }
 }

@@ -120,6 +120,7 @@ pub fn prepare(
         train: Vec::new(),
         validation: Vec::new(),
         estimated_rows: None,
+        bytes_to_convert: None,
         events: Vec::new(),
         unpacked: None,
     };
@@ -132,11 +133,13 @@ pub fn prepare(
     let converted = parquet_of(&data.reading, &data.reading.train, TRAIN, (config, &chats), run, wanted)?;
     (data.train, data.estimated_rows) = (converted.files, converted.estimated_rows);
     data.reading.train.rows.extend(converted.rows);
+    data.bytes_to_convert = converted.bytes;
     data.validation.extend(converted.validation);
     data.events.extend(converted.event);
     if let Some(validation) = &data.reading.validation {
         let converted = parquet_of(&data.reading, validation, VALIDATION, (config, &chats), run, wanted)?;
         data.validation = converted.files;
+        data.bytes_to_convert = data.bytes_to_convert.max(converted.bytes);
         data.events.extend(converted.event);
         data.reading.validation.iter_mut().for_each(|part| part.rows.extend(&converted.rows));
     }
@@ -255,6 +258,8 @@ struct Converted {
     validation: Option<PathBuf>,
     event: Option<Value>,
     estimated_rows: Option<u64>,
+    /// The most bytes that the conversion was predicted to take, if there was one.
+    bytes: Option<u64>,
 }
 
 /// The files of a part as parquet: in place, or converted.
@@ -273,7 +278,14 @@ fn parquet_of(
         let labels = part.labels(PLANNED_ROWS as usize)?;
         labels.alike_in_words().inspect(|words| report::warn(&format!("{}: {words}", part.key)));
         let files = part.originals.clone();
-        return Ok(Converted { files, rows: Vec::new(), validation: None, event: None, estimated_rows: None });
+        return Ok(Converted {
+            files,
+            rows: Vec::new(),
+            validation: None,
+            event: None,
+            estimated_rows: None,
+            bytes: None,
+        });
     }
     let is_unknown = part.rows.is_empty();
     let Part { key, conversion, originals, .. } = part;
@@ -300,7 +312,7 @@ fn parquet_of(
         let event = Some(event(key, record, true));
         let rows = record["counts"]["of_files"].as_array().filter(|_| is_unknown);
         let rows = rows.into_iter().flatten().filter_map(Value::as_u64).collect();
-        return Ok(Converted { files: vec![train], rows, validation, event, estimated_rows: None });
+        return Ok(Converted { files: vec![train], rows, validation, event, estimated_rows: None, bytes: None });
     }
     let is_bound = wanted.resumes && record.is_some() && !config.run.allow_changes.iter().any(|part| part == "data");
     if is_bound {
@@ -366,7 +378,9 @@ fn parquet_of(
     #[expect(clippy::cast_precision_loss, clippy::cast_sign_loss, reason = "an estimate of rows")]
     let estimated_rows = is_partial.then(|| (counts.train as f64 / counts.share) as u64);
     let rows = if is_unknown && !is_partial { counts.of_files } else { Vec::new() };
-    Ok(Converted { files: vec![train], rows, validation, event: Some(event(key, &record, false)), estimated_rows })
+    let (bytes, event) =
+        (Some(bytes_to_convert(conversion, validation.is_some())[1]), Some(event(key, &record, false)));
+    Ok(Converted { files: vec![train], rows, validation, event, estimated_rows, bytes })
 }
 
 /// Refuses a conversion before its rows are read, if not even short rows fit. A process that is above its budget already is left to its
@@ -391,6 +405,12 @@ fn enough_for_rows(budget: Bytes) -> String {
     format!("`--memory-budget {mib}MiB` is enough for every row that can be read; the plan may need more")
 }
 
+/// The bytes that a conversion takes: at least, and at most for the longest row that can be read.
+fn bytes_to_convert(conversion: &Conversion, splits: bool) -> [u64; 2] {
+    let outputs = if splits { 2 } else { 1 };
+    ReadOptions::bytes_to_convert(conversion.bytes(), outputs, conversion.longest_possible_row())
+}
+
 /// Reads the sources and writes the parquet files.
 fn write(
     conversion: &Conversion,
@@ -401,8 +421,7 @@ fn write(
     wanted: Wanted<'_>,
 ) -> Outcome<Counts> {
     let now = SystemProbe::new().snapshot()?;
-    let outputs = if validation.is_some() { 2 } else { 1 };
-    let bytes = ReadOptions::bytes_to_convert(conversion.bytes(), outputs, conversion.longest_possible_row());
+    let bytes = bytes_to_convert(conversion, validation.is_some());
     check_room(job::budgets(config).process.resolve(&now), &now, bytes)?;
     let names: Vec<&str> = columns.iter().map(String::as_str).collect();
     let sizes = Sizes::for_bytes(conversion.bytes());

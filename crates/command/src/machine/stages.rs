@@ -1,7 +1,8 @@
 //! The memory of everything before a plan is made: the phase `reading` of the bill.
 //!
-//! Nothing of it can be predicted before the files are open, so it is measured. The system keeps one number, the largest resident set so
-//! far. It is noted after each stage, such as loading a tokenizer, so that the bill can name the stage of the peak.
+//! It is over when the bill is made, so it is measured. The system keeps one number, the largest resident set so far. It is noted after each
+//! stage, such as loading a tokenizer, so that the bill can name the stage of the peak. Beside the bytes of rows that were converted stands
+//! the bound that was predicted before.
 
 use memory_policy::{Bytes, CostRow, MemorySnapshot, Name, Probe, SystemProbe};
 use planner::names::PROCESS;
@@ -31,6 +32,8 @@ struct Stage {
     what: Name,
     rss: Bytes,
     peak: Bytes,
+    /// The most that the stage was predicted to take, if it was.
+    bound: Option<Bytes>,
 }
 
 impl Stages {
@@ -43,8 +46,13 @@ impl Stages {
 
     /// Ends a stage.
     pub fn ends(&mut self, what: Name) -> Outcome<()> {
+        self.ends_within(what, None)
+    }
+
+    /// Ends a stage that was predicted to take at most this.
+    pub fn ends_within(&mut self, what: Name, bound: Option<Bytes>) -> Outcome<()> {
         let stage = Stage::of(what, &SystemProbe::new().snapshot()?);
-        self.stages.push(stage);
+        self.stages.push(Stage { bound, ..stage });
         Ok(())
     }
 
@@ -61,7 +69,7 @@ impl Stages {
 impl Stage {
     fn of(what: Name, now: &MemorySnapshot) -> Self {
         // The system counts the two at different times.
-        Self { what, rss: now.rss.min(now.peak_rss), peak: now.peak_rss }
+        Self { what, rss: now.rss.min(now.peak_rss), peak: now.peak_rss, bound: None }
     }
 }
 
@@ -71,20 +79,21 @@ fn rows(stages: &[Stage]) -> Vec<CostRow> {
     // The peak never falls, so the first stage that ends with it had it.
     let of_peak = stages.iter().position(|stage| stage.peak == peak).unwrap_or(0);
     let mut left = peak;
-    let mut row = |name: &Name, bytes: Bytes, note: &str| {
+    let mut row = |stage: &Stage, bytes: Bytes, note: &str| {
         let bytes = bytes.min(left);
         left = left.saturating_sub(bytes);
-        CostRow::new(name.clone(), bytes.0, note)
+        let bound = stage.bound.map(|bound| format!("; at most {bound} were predicted")).unwrap_or_default();
+        CostRow::new(stage.what.clone(), bytes.0, format!("{note}{bound}"))
     };
     let mut found = Vec::new();
     if of_peak > 0 {
         let before = stages[of_peak - 1].rss.min(peak);
-        found.push(row(&stages[of_peak].what, peak.saturating_sub(before), "at its peak: measured"));
+        found.push(row(&stages[of_peak], peak.saturating_sub(before), "at its peak: measured"));
     }
     for of in stages[..of_peak].windows(2).rev() {
-        found.push(row(&of[1].what, of[1].rss.saturating_sub(of[0].rss), "kept: measured"));
+        found.push(row(&of[1], of[1].rss.saturating_sub(of[0].rss), "kept: measured"));
     }
-    found.push(row(&PROCESS, peak, "measured: program"));
+    found.push(row(&Stage { what: PROCESS, bound: None, ..stages[0] }, peak, "measured: program"));
     found.reverse();
     found
 }
@@ -95,8 +104,12 @@ mod tests {
 
     #[track_caller]
     fn check(stages: &[(Name, u64, u64)], expected: &[(Name, u64)]) {
-        let stage =
-            |(what, rss, peak): &(Name, u64, u64)| Stage { what: what.clone(), rss: Bytes(*rss), peak: Bytes(*peak) };
+        let stage = |(what, rss, peak): &(Name, u64, u64)| Stage {
+            what: what.clone(),
+            rss: Bytes(*rss),
+            peak: Bytes(*peak),
+            bound: None,
+        };
         let stages: Vec<Stage> = stages.iter().map(stage).collect();
         let found = rows(&stages);
         let found: Vec<(Name, u64)> = found.into_iter().map(|row| (row.name, row.bytes.0)).collect();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use candle_core::Device;
 use dataloader::{BadRows, BatchShare, LoaderOptions, OrderOptions, Side, Tokenizer};
+use memory_policy::Bytes;
 use parquet_dataset::{Dataset, DatasetOptions, Residency};
 use run_plan::model::{check_trainable, fitted};
 use t5::peft::AdapterDirectory;
@@ -106,8 +107,9 @@ impl Opened {
             }
             _ => None,
         };
-        let RowData { reading, train, validation, estimated_rows, events, unpacked } = rows((&model, &tokenizer))?;
-        stages.ends(stages::FILES)?;
+        let RowData { reading, train, validation, estimated_rows, bytes_to_convert, events, unpacked } =
+            rows((&model, &tokenizer))?;
+        stages.ends_within(stages::FILES, bytes_to_convert.map(Bytes))?;
         let columns = reading.objective.columns();
         let open = |files: &[PathBuf], page_map: Option<KeptPageMap>| -> Outcome<Arc<Dataset>> {
             let options = DatasetOptions {

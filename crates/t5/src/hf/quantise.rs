@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::parameters::ParameterSpec;
 
 /// Bytes of a weight's rows in f32 that are quantised at a time. A second copy of them is in memory.
-const QUANTISED_BYTES: usize = 4 << 20;
+const QUANTISED_BYTES: usize = 1 << 20;
 const WEIGHTS_FILE: &str = "model.safetensors";
 
 /// The result of [`quantise_with`].
