@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
+use crate::jobs::{Other, with_ledger};
 use crate::run::{Ran, Scene, repository, short};
+use crate::serve;
 
 /// Sets a terminal's title, erases its screen with C0 and with C1, begins a false link, goes back to the start of the line, and reverses
 /// the rest of it.
@@ -125,6 +127,99 @@ fn names_of_files_models_and_settings_are_shown_and_never_obeyed() {
     let output = format!("output = {}\n", json!(HOSTILE.replace('/', "")));
     scene.write("list.toml", format!("[[run]]\n{output}set = [\"data.train=none.jsonl\", \"model.config=tiny\"]\n"));
     expect_shown(scene.run(&["jobs", "run", "list.toml"]).expect_code(1));
+}
+
+/// The commands of the program, as its help lists them.
+fn commands(scene: &Scene) -> Vec<String> {
+    let help = scene.run(&["--help"]).expect_code(0).out;
+    let listed = help.split("Commands:\n").nth(1).and_then(|rest| rest.split("\n\n").next()).expect("commands");
+    let names = listed.lines().filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')));
+    names.map(|line| line.split(' ').next().expect("a name").to_owned()).collect()
+}
+
+#[test]
+fn every_command_is_tried_with_hostile_rows_models_and_names() {
+    let scene = scene();
+    let (model, file) = (HOSTILE.replace('/', ""), hostile_file());
+    let place = |ending: &str| format!("{model}{ending}");
+    let (adapter, list) = (place("-adapter"), place(".toml"));
+    expect_shown(train(&scene, &model).expect_code(0));
+    let tuned = ["--lora", "--model", &model, "--data", &file, "--max-steps", "1", "--output", &adapter];
+    expect_shown(scene.run(&short(&[&["--set", "train.eval_samples=0"][..], &tuned].concat())).expect_code(0));
+    let config = format!("{model}/model/config.json");
+    let train_rows = format!("data.train={file}");
+    let (table, merged, base, export, tokenizer, next, vectors) = (
+        place(".parquet"),
+        place("-merged"),
+        place("-base"),
+        place("-export"),
+        place(".json"),
+        place("-next"),
+        place(".vectors"),
+    );
+    let few = ["--samples", "2", "--max-new-tokens", "2"];
+    let (trimmed, added) = (place("-trimmed"), place("-added"));
+    let tried: [(&str, Vec<&str>); 24] = [
+        ("train", vec!["--keep-training", "--max-steps", "7", "--output", &model]),
+        ("plan", vec!["--model", &model, "--data", &file]),
+        ("eval", [&["--model", &model, "--data", &file][..], &few].concat()),
+        ("generate", vec!["--model", &model, "--input", &file, "--max-new-tokens", "2", "--json"]),
+        ("embed", vec!["--model", &model, "--text-column", "prompt", "--input", &file, "--output", &vectors]),
+        ("chat", vec![&model, "--max-new-tokens", "2"]),
+        ("serve", vec![&model, "--listen", &model]),
+        ("inspect", vec![&file]),
+        ("convert", vec![&file, "--output", &table]),
+        ("merge", vec!["--adapter", &adapter, "--output", &merged]),
+        ("export", vec!["--model", &model, "--format", "ctranslate2", "--output", &export]),
+        ("convert-base", vec!["--model", &model, "--precision", "int8", "--output", &base]),
+        ("train-tokenizer", vec!["--input", &file, "--vocab-size", "400", "--output", &tokenizer]),
+        ("trim-vocab", vec!["--model", &model, "--keep-used", &file, "--output", &trimmed]),
+        ("add-tokens", vec!["--model", &model, "--tokens", HOSTILE, "--output", &added]),
+        ("bench", vec!["--model", &config, "--batch", "1", "--source-tokens", "4", "--target-tokens", "4"]),
+        ("bench", vec!["serve", &model, "--batch", "1", "--source-tokens", "4", "--new-tokens", "2"]),
+        ("report", vec![&model]),
+        ("doctor", vec!["--output", &model]),
+        ("watch", vec![&model]),
+        ("jobs", vec!["add", &list, "--output", &next, "--set", &train_rows, "--set", HOSTILE]),
+        ("keys", vec![HOSTILE]),
+        ("completions", vec![HOSTILE]),
+        ("help", vec![HOSTILE]),
+    ];
+    for (command, arguments) in &tried {
+        let ran = expect_safe(scene.run(&[&[*command][..], arguments].concat()));
+        let is_documented = ran.code.is_some_and(|code| [0, 2, 4, 6].contains(&code));
+        assert!(is_documented && !ran.err.contains("panicked"), "{command}: {:?}: {}", ran.code, ran.err);
+    }
+    for command in commands(&scene) {
+        assert!(tried.iter().any(|(tried, _)| *tried == command), "`{command}` is not tried");
+    }
+    // The list's run fails, and its setting is shown with the reason.
+    expect_safe(scene.run(&["jobs", "run", &list]));
+    let other = Other::writes_to(&scene, HOSTILE, 1 << 30, "");
+    expect_shown(with_ledger(&scene, "$program jobs").expect_code(0));
+    drop(other);
+}
+
+#[test]
+fn what_clients_send_is_safe_in_the_log_of_a_server() {
+    let scene = scene();
+    let model = HOSTILE.replace('/', "");
+    train(&scene, &model).expect_code(0);
+    for log in [&[][..], &["--access-log", "access.jsonl"]] {
+        let server = serve::start_with(&scene, &model, log);
+        let (status, answer) = server.ask(&json!({"prompt": HOSTILE, "model": HOSTILE}));
+        assert_eq!(status, 404, "{answer}");
+        assert_eq!(server.ask(&json!({"prompt": HOSTILE, "user": HOSTILE, "max_tokens": 2})).0, 200);
+        for path in ["/\u{9b}2J\u{202e}PWNED", "/PWNED\u{1b}]0;x\u{7}", "/%1b]0;PWNED%07"] {
+            let asked =
+                format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Request-Id: {model}\r\n\r\n");
+            assert!(server.exchange(&asked).0 >= 400);
+        }
+        let ran = expect_safe(server.end().expect_code(0));
+        let lines = if log.is_empty() { ran.out } else { scene.text("access.jsonl") };
+        assert!(lines.contains("PWNED") && !lines.contains(is_hostile), "{lines:?}");
+        assert!(lines.lines().count() >= 5 && lines.lines().all(|line| line.starts_with('{')), "{lines}");
+    }
 }
 
 #[test]

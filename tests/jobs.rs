@@ -3,25 +3,31 @@
 use crate::run::{Scene, short};
 
 /// Runs a shell line with a ledger of the scene's own.
-fn with_ledger(scene: &Scene, line: &str) -> crate::run::Ran {
+pub fn with_ledger(scene: &Scene, line: &str) -> crate::run::Ran {
     std::fs::create_dir_all(scene.path("runtime")).expect("a directory");
     let program = env!("CARGO_BIN_EXE_train_low_mem");
     scene.shell(&format!("export XDG_RUNTIME_DIR=\"$PWD/runtime\"; program={program:?}; {line}"))
 }
 
 /// Another process in the ledger of a scene. Killing it frees the memory that it has reserved.
-struct Other {
+pub struct Other {
     process: std::process::Child,
 }
 
 impl Other {
     fn reserves(scene: &Scene, bytes: u64, more: &str) -> Self {
+        Self::writes_to(scene, "other", bytes, more)
+    }
+
+    /// A process with this output directory.
+    pub fn writes_to(scene: &Scene, output: &str, bytes: u64, more: &str) -> Self {
         let process = std::process::Command::new("sleep").arg("3600").spawn().expect("a process");
         let pid = process.id();
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("Linux");
         let started = stat.rsplit_once(')').expect("a name").1.split_whitespace().nth(19).expect("a start").to_owned();
         let line = format!(
-            "[{{\"pid\":{pid},\"started\":{started},\"number\":0,\"arrived\":0,\"output\":\"other\",\"bytes\":{bytes},\"waits\":false{more}}}]"
+            "[{{\"pid\":{pid},\"started\":{started},\"number\":0,\"arrived\":0,\"output\":{},\"bytes\":{bytes},\"waits\":false{more}}}]",
+            serde_json::json!(output)
         );
         scene.write("runtime/train_low_mem/ledger.json", line);
         Self { process }

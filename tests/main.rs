@@ -32,6 +32,7 @@ mod lost_files;
 mod merge;
 mod metrics;
 mod models;
+mod odd_times;
 mod other_commands;
 mod own_files;
 mod page_answers;

@@ -279,6 +279,37 @@ fn a_killed_dry_run_is_removed_by_the_next_one_and_by_a_run() {
 }
 
 #[test]
+fn what_killed_commands_left_beside_their_outputs_goes_with_the_next_one() {
+    let scene = Scene::new();
+    let few = ["--max-steps", "1", "--set", "train.eval_samples=1"];
+    scene.run(&short(&few)).expect_code(0);
+    scene.write("rows.jsonl", "{\"prompt\": \"a\", \"response\": \"b\"}\n".repeat(20));
+    let tuned = ["--lora", "--model", "run", "--data", "rows.jsonl", "--output", "tuned"];
+    scene.run(&short(&[&few[..], &tuned].concat())).expect_code(0);
+    let left = ".train_low_mem-tmp-0123456789abcdef";
+    for command in [
+        "convert rows.jsonl --output to/x",
+        "merge --adapter tuned --output to/x",
+        "convert-base --model run --precision int8 --output to/x",
+        "export --model run --format ctranslate2 --output to/x",
+        "train-tokenizer --input rows.jsonl --vocab-size 400 --output to/x",
+        "eval --model run --data rows.jsonl --samples 2 --generate-samples 0 --predictions to/x",
+        "report run --output to/x",
+        "jobs add to/x --output next",
+    ] {
+        let _ = fs::remove_dir_all(scene.path("to"));
+        scene.write(&format!("to/{left}"), "half a file");
+        for name in ["config.json", "model.safetensors", "model.bin", "shared_vocabulary.json", "tokenizer.json"] {
+            scene.write(&format!("to/{left}-part-x/{name}"), "half a file");
+        }
+        scene.write("to/.train_low_mem-tmp-thesis", "my only copy");
+        let words: Vec<&str> = command.split(' ').collect();
+        scene.run(&words).expect_code(0);
+        assert_eq!(scene.names("to"), [".train_low_mem-tmp-thesis", "x"], "{command}");
+    }
+}
+
+#[test]
 fn paths_that_are_not_utf8_are_paths_like_any_other() {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;

@@ -8,13 +8,18 @@ use serde_json::{Value, json};
 use crate::run::{Running, Scene, short};
 
 /// A server with its address.
-struct Server {
-    running: Running,
+pub struct Server {
+    pub running: Running,
     address: String,
 }
 
-fn start(scene: &Scene, more: &[&str]) -> Server {
-    let usual = ["serve", "run", "--listen", "127.0.0.1:0", "--max-new-tokens", "8"];
+pub fn start(scene: &Scene, more: &[&str]) -> Server {
+    start_with(scene, "run", more)
+}
+
+/// A server of another model.
+pub fn start_with(scene: &Scene, model: &str, more: &[&str]) -> Server {
+    let usual = ["serve", model, "--listen", "127.0.0.1:0", "--max-new-tokens", "8"];
     let mut running = scene.start(&[&usual[..], more].concat());
     let line = running.error_line("http://");
     let address = line.split("http://").nth(1).and_then(|rest| rest.split(' ').next()).expect("an address").to_owned();
@@ -22,7 +27,7 @@ fn start(scene: &Scene, more: &[&str]) -> Server {
 }
 
 impl Server {
-    fn exchange(&self, text: &str) -> (u16, String) {
+    pub fn exchange(&self, text: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.address).expect("a connection");
         stream.write_all(text.as_bytes()).expect("it reads");
         let mut answer = String::new();
@@ -35,7 +40,7 @@ impl Server {
         self.exchange(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")).1
     }
 
-    fn ask(&self, body: &Value) -> (u16, Value) {
+    pub fn ask(&self, body: &Value) -> (u16, Value) {
         self.post("/v1/completions", body)
     }
 
@@ -48,7 +53,7 @@ impl Server {
         (status, serde_json::from_str(&answer).unwrap_or(Value::String(answer)))
     }
 
-    fn end(self) -> crate::run::Ran {
+    pub fn end(self) -> crate::run::Ran {
         self.running.signal("TERM");
         self.running.end()
     }
