@@ -44,6 +44,10 @@ SHORT: Dict[str, Any] = {
 #: So many steps that a test is always earlier than the last one.
 ENDLESS = 1_000_000
 
+#: The processes that a process started, as this system lists them.
+CHILDREN = "/proc/{0}/task/{0}/children"
+HAS_CHILDREN = os.path.exists(CHILDREN.format(os.getpid()))
+
 scene: Path
 base: t5.Run
 
@@ -90,7 +94,7 @@ def wait_for_end(pid: int) -> None:
 
 def zombies() -> List[str]:
     """Children of this process that have ended and were not collected."""
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    children = Path(CHILDREN.format(os.getpid())).read_text().split() if HAS_CHILDREN else []
     return [child for child in children if not goes_on(int(child))]
 
 
@@ -270,6 +274,7 @@ class Models(unittest.TestCase):
             t5.Model(base.path, "2MiB")
         self.assertTrue(refused.exception.hints)
 
+    @unittest.skipUnless(HAS_CHILDREN, "this system does not list the children of a process")
     def test_a_model_ends_with_its_interpreter_however_that_ends(self) -> None:
         for ending in ["pass", "os.kill(os.getpid(), signal.SIGKILL)"]:
             code = f"""
@@ -277,7 +282,7 @@ class Models(unittest.TestCase):
                 import low_mem_t5 as t5
                 model = t5.Model({base.path!r}, "200MiB")
                 shell = model._process.pid
-                children = open(f"/proc/{{shell}}/task/{{shell}}/children").read()
+                children = open({CHILDREN!r}.format(shell)).read()
                 print(shell, children, flush=True)
                 {ending}
             """
@@ -287,10 +292,11 @@ class Models(unittest.TestCase):
             for pid in pids:
                 wait_for_end(pid)
 
+    @unittest.skipUnless(HAS_CHILDREN, "this system does not list the children of a process")
     def test_a_model_whose_process_is_killed_is_an_exception(self) -> None:
         model = t5.Model(base.path, "200MiB")
         shell = model._process.pid
-        server = int(Path(f"/proc/{shell}/task/{shell}/children").read_text().split()[0])
+        server = int(Path(CHILDREN.format(shell)).read_text().split()[0])
         os.kill(server, signal.SIGKILL)
         model._process.wait(60)
         with self.assertRaisesRegex(t5.Error, "signal 9"):

@@ -444,3 +444,40 @@ fn output(command: &mut Command) -> Result<String, String> {
         Err(format!("{shown}: {}", output.status))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_release_has_files_for_shells_and_installs_itself() {
+        let directory = std::env::temp_dir().join(format!("train-low-mem-release-{}", std::process::id()));
+        fs::create_dir_all(&directory).expect("a directory");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository");
+        let release = Release { root, target: directory.clone(), directory: directory.clone(), linker: None };
+        let program = directory.join(format!("train_low_mem-{}-unknown-linux-musl", std::env::consts::ARCH));
+        let says = "#!/bin/sh\ncase $1$2 in\n--version) echo train_low_mem 0 ;;\n\
+            --help) printf 'Trains\\n\\nUsage: %s\\n\\nCommands:\\n  plan  Plan\\n' \"${0##*/}\" ;;\n*) echo \"says $*\" ;;\nesac\n";
+        fs::write(&program, says).expect("a program");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("it may run");
+        release.write_shell_files(&program).expect("files for shells");
+        release.write_sums().expect("digests");
+        release.install(&program).expect("an installed program");
+        let installed = |name: &str| fs::read_to_string(directory.join("home").join(name)).expect("a file");
+        assert_eq!(installed(".local/bin/train_low_mem"), says);
+        assert_eq!(installed(".local/share/zsh/site-functions/_train_low_mem"), "says completions zsh\n");
+        let page = installed(".local/share/man/man1/train_low_mem.1");
+        assert!(
+            page.contains("Usage: train_low_mem\n")
+                && page.contains(".SH train_low_mem plan\n.nf\nsays plan \\-\\-help\n"),
+            "{page}"
+        );
+        let sums = fs::read_to_string(directory.join(SUMS)).expect("digests");
+        for name in ["_train_low_mem", "install.sh", "train_low_mem.1", "train_low_mem.bash", "train_low_mem.fish"] {
+            assert!(sums.contains(&format!("  {name}\n")), "{sums}");
+        }
+        fs::remove_dir_all(&directory).expect("it was made");
+    }
+}
