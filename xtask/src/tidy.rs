@@ -15,6 +15,7 @@ mod sources;
 mod text;
 mod translations;
 mod tree;
+mod workflows;
 
 use std::fmt;
 use std::path::Path;
@@ -77,6 +78,7 @@ const RULES: &[Rule] = &[
     text::no_text_names_a_path_of_one_machine,
     text::documents_name_files_that_exist,
     translations::a_translation_shows_the_commands_of_its_original,
+    workflows::workflows_name_what_cannot_be_exchanged,
 ];
 
 /// Checks the repository at `root`.
