@@ -157,6 +157,7 @@ const ELSEWHERE: &[(&str, &[&str], &str)] = &[
     ("convert", &["--threads"], "tests/flags.rs"),
     ("train-tokenizer", &["--output", "--force"], "crates/command/src/commands/train_tokenizer.rs"),
     ("train-tokenizer", &["--threads"], "tests/flags.rs"),
+    ("average", &["--output", "--force", "--json"], "tests/merge.rs"),
     ("merge", &["--adapter", "--model", "--output", "--dtype", "--force", "--json"], "tests/merge.rs"),
     ("export", &["--model", "--adapter", "--format", "--dtype", "--output", "--gguf-names", "--force", "--json"], "tests/export.rs"),
     ("chat", &["--dry-run", "--num-beams"], "tests/chat.rs"),

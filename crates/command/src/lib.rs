@@ -150,6 +150,7 @@ fn run(cli: Cli) -> Outcome<()> {
         Some(Command::Doctor(flags)) => commands::doctor::doctor(&flags),
         Some(Command::Export(flags)) => commands::export::export(&flags),
         Some(Command::Merge(flags)) => commands::merge::merge(&flags),
+        Some(Command::Average(flags)) => commands::average::average(&flags),
         Some(Command::TrainTokenizer(flags)) => commands::train_tokenizer::train_tokenizer(&flags),
         Some(Command::TrimVocab(flags)) => commands::trim_vocab::trim_vocab(&flags),
         Some(Command::AddTokens(flags)) => commands::add_tokens::add_tokens(&flags),

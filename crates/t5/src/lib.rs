@@ -78,8 +78,8 @@ pub use generate::{Answer, AnswerShape, ContinuousBatch, GenerateOptions, Grown,
 pub use gradients::Gradients;
 pub use head::{Head, Labels, counted_labels};
 pub use hf::{
-    ChangedRows, MergedAdapter, ModelDirectory, QuantisedWeights, StoredModel, StoredWeights, merge_adapter_with, peft,
-    quantise_with, safetensors, weight_files, with_rows,
+    AveragedModels, ChangedRows, MergedAdapter, ModelDirectory, QuantisedWeights, StoredModel, StoredWeights,
+    average_with, merge_adapter_with, peft, quantise_with, safetensors, weight_files, with_rows,
 };
 pub use levers::{LayerMajor, Levers};
 pub use micro_batch::MicroBatch;

@@ -120,6 +120,8 @@ pub enum Command {
     Convert(Box<ConvertArgs>),
     /// Merge a LoRA adapter of PEFT, or of a run, into its model
     Merge(MergeArgs),
+    /// Average the weights of checkpoints or models
+    Average(AverageArgs),
     /// Write a model as GGUF for llama.cpp, or for CTranslate2
     Export(ExportArgs),
     /// Quantise a model's weights, for adapters and answers in less memory
@@ -279,6 +281,23 @@ pub struct MergeArgs {
     /// Precision of the merged matrices [default: as each is stored]
     #[arg(long, value_enum, value_name = "DTYPE")]
     pub dtype: Option<StoredPrecision>,
+    /// Replace an existing output directory that holds a model and no run
+    #[arg(long)]
+    pub force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `average`.
+#[derive(Args, Debug)]
+pub struct AverageArgs {
+    /// Models of one shape: directories, such as the checkpoints of a run, runs or models of the hub
+    #[arg(value_name = "MODEL", required = true)]
+    pub models: Vec<PathBuf>,
+    /// Directory of the mean
+    #[arg(long, short, value_name = "DIR")]
+    pub output: PathBuf,
     /// Replace an existing output directory that holds a model and no run
     #[arg(long)]
     pub force: bool,

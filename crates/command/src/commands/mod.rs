@@ -1,6 +1,7 @@
 //! The subcommands beside `train`, a module each.
 
 pub mod add_tokens;
+pub mod average;
 pub mod bench;
 mod bench_serve;
 pub mod chat;

@@ -4,6 +4,7 @@
 //! Loading and saving go tensor by tensor, in pieces of [`crate::safetensors::PIECE_BYTES`]: neither
 //! needs a second copy of anything.
 
+mod average;
 mod load;
 mod merge;
 mod model_directory;
@@ -17,6 +18,7 @@ mod stored_model;
 mod vocabulary;
 mod zip;
 
+pub use average::{AveragedModels, average_with};
 pub(crate) use load::{Keeps, Place, copying_bytes, load};
 pub use load::{StoredWeights, weight_files};
 pub use merge::{MergedAdapter, merge_adapter_with};

@@ -1,6 +1,6 @@
 //! The model that a run leaves behind: `OUTPUT/model/`, whole or absent.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use durable_files::NewDirectory;
 
@@ -57,6 +57,21 @@ pub fn export_merged(
             save::write_file(place, name, |file| Ok(write(file)?)).map(drop)
         })?;
         Ok(merged)
+    })
+}
+
+/// Averages the weights of models, like [`t5::average_with`]. The first one's tokenizer files are copied beside the new weights.
+///
+/// # Errors
+/// As [`t5::average_with`] and [`export_model`].
+///
+/// # Panics
+/// There is no model.
+pub fn export_average(models: &[PathBuf], target: &Path) -> Result<t5::AveragedModels> {
+    export_from(&models[0], target, |place| {
+        t5::average_with(models, place.path(), |name, write| -> Result<()> {
+            save::write_file(place, name, |file| Ok(write(file)?)).map(drop)
+        })
     })
 }
 

@@ -52,7 +52,7 @@ use std::path::{Path, PathBuf};
 use durable_files::{Directory, Identity, OwnFiles};
 
 pub use base::keep_quantised;
-pub use export::{export_checkpoint, export_merged, export_model, export_quantised, export_with_rows};
+pub use export::{export_average, export_checkpoint, export_merged, export_model, export_quantised, export_with_rows};
 pub use manifest::{MANIFEST_FILE, Manifest, ManifestEntry};
 
 use crate::error::{Error, Result};
