@@ -85,15 +85,16 @@ def find_program() -> str:
 
 def failure(code: int, errors: str) -> Error:
     """The exception of an exit code and of what the program wrote to standard error."""
-    lines = errors.splitlines()
+    lines = [line for line in errors.splitlines() if line.strip()]
+    # An interrupted run ends with words that are no error.
     starts = [at for at, line in enumerate(lines) if line.startswith("error: ")]
-    said = lines[starts[0] :] if starts else []
-    message = "\n".join(line[len("error: ") :] if line.startswith("error: ") else line for line in said if not line.startswith("hint: "))
+    starts = starts or [at for at, line in enumerate(lines) if not line.startswith(("hint: ", "warning: "))][-1:]
+    said = lines[starts[0] :] if starts and code >= 0 else []
+    words = [line for line in said if not line.startswith("hint: ")]
     hints = [line[len("hint: ") :] for line in said if line.startswith("hint: ")]
+    message = "\n".join(line[len("error: ") :] if line.startswith("error: ") else line for line in words)
     if not message:
-        # A run that is interrupted says so in its last line.
-        last = next((line for line in reversed(lines) if line.strip()), "")
-        message = f"{NAME} was ended by signal {-code}" if code < 0 else f"{NAME} ended with exit code {code}: {last}"
+        message = f"{NAME} was ended by signal {-code}" if code < 0 else f"{NAME} ended with exit code {code}"
     return ERRORS.get(code, Error)(message, hints, code)
 
 

@@ -184,7 +184,7 @@ class Training(Run):
                 time.sleep(PAUSE)
         code = self._process.returncode
         if code != 0 and not (self._is_asked_to_stop and ERRORS.get(code) is Interrupted):
-            raise failure(code, contents(self._errors) or contents(self._said))
+            raise failure(code, contents(self._errors))
         return Run(self.path)
 
     def stop(self) -> Run:

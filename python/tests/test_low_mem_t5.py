@@ -176,6 +176,8 @@ class Trainings(unittest.TestCase):
         with self.assertRaises(t5.Interrupted) as interrupted:
             training.wait(300)
         self.assertEqual(interrupted.exception.code, 75)
+        self.assertRegex(interrupted.exception.message, r"^interrupted at step \d+")
+        self.assertIn("--keep-training", interrupted.exception.hints[0])
         training = training.resume(max_steps=ENDLESS)
         with self.assertRaises(TimeoutError):
             training.wait(0.01)
