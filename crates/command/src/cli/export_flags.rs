@@ -1,8 +1,10 @@
-//! The flags of `export`.
+//! The flags of `export`, `merge`, `average` and `convert-base`: commands that write a model anew.
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+
+use super::flag_values::{BasePrecision, StoredPrecision};
 
 /// Flags of `export`.
 #[derive(Args, Debug)]
@@ -92,4 +94,64 @@ impl Format {
             Format::Ctranslate2 => "ctranslate2",
         }
     }
+}
+
+/// Flags of `merge`.
+#[derive(Args, Debug)]
+pub struct MergeArgs {
+    /// Directory of the adapter, as PEFT saves it, or the run that trained it
+    #[arg(long, value_name = "DIR")]
+    pub adapter: PathBuf,
+    /// The model below it: a directory, a run or a model of the hub [default: the one that adapter_config.json names]
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+    /// Directory of the merged model
+    #[arg(long, short, value_name = "DIR")]
+    pub output: PathBuf,
+    /// Precision of the merged matrices [default: as each is stored]
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    pub dtype: Option<StoredPrecision>,
+    /// Replace an existing output directory that holds a model and no run
+    #[arg(long)]
+    pub force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `average`.
+#[derive(Args, Debug)]
+pub struct AverageArgs {
+    /// Models of one shape: directories, such as the checkpoints of a run, runs or models of the hub
+    #[arg(value_name = "MODEL", required = true)]
+    pub models: Vec<PathBuf>,
+    /// Directory of the mean
+    #[arg(long, short, value_name = "DIR")]
+    pub output: PathBuf,
+    /// Replace an existing output directory that holds a model and no run
+    #[arg(long)]
+    pub force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `convert-base`.
+#[derive(Args, Debug)]
+pub struct ConvertBaseArgs {
+    /// The model: a directory, a run or a model of the hub
+    #[arg(long, value_name = "MODEL")]
+    pub model: PathBuf,
+    /// Codes of the weights in the blocks: 8 bits with a scale for each row, or NF4, 4.1 bits with its scales
+    #[arg(long, value_enum, value_name = "PRECISION")]
+    pub precision: BasePrecision,
+    /// Directory of the quantised model
+    #[arg(long, short, value_name = "DIR")]
+    pub output: PathBuf,
+    /// Replace an existing output directory that holds a model and no run
+    #[arg(long)]
+    pub force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }

@@ -32,14 +32,14 @@ use crate::failure::Outcome;
 use answer_flags::{EvalArgs, GenerateArgs};
 use chat_flags::ChatArgs;
 use embed_flags::EmbedArgs;
-use export_flags::ExportArgs;
-use flag_values::{BasePrecision, MasterWeights, Precision, StoredPrecision, assignment_text, truth, typed_path};
+use export_flags::{AverageArgs, ConvertBaseArgs, ExportArgs, MergeArgs};
+use flag_values::{MasterWeights, Precision, assignment_text, truth, typed_path};
 use job_flags::JobsArgs;
 use key_flags::{OtherNames, Typed as TypedFlag};
 use lever_flags::LeverFlags;
 use row_flags::{ConvertArgs, InspectArgs, TrainTokenizerArgs};
 use serve_flags::{BenchServeArgs, ServeArgs};
-use view_flags::{ReportArgs, WatchArgs};
+use view_flags::{DoctorArgs, ReportArgs, WatchArgs};
 use vocabulary_flags::{AddTokensArgs, TrimVocabArgs};
 
 const EXAMPLES: &str = "\
@@ -250,80 +250,6 @@ pub struct PlanArgs {
     /// Write the bill as an HTML page: over the phases of the run and the events of a step
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-}
-
-/// Flags of `doctor`.
-#[derive(Args, Debug)]
-pub struct DoctorArgs {
-    /// Directory whose disk is looked at: that of a run
-    #[arg(long, short, value_name = "DIR", default_value = ".")]
-    pub output: PathBuf,
-    /// Leave out the disk's rate, which writes and reads 64 MiB
-    #[arg(long)]
-    pub quick: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Flags of `merge`.
-#[derive(Args, Debug)]
-pub struct MergeArgs {
-    /// Directory of the adapter, as PEFT saves it, or the run that trained it
-    #[arg(long, value_name = "DIR")]
-    pub adapter: PathBuf,
-    /// The model below it: a directory, a run or a model of the hub [default: the one that adapter_config.json names]
-    #[arg(long, value_name = "MODEL")]
-    pub model: Option<PathBuf>,
-    /// Directory of the merged model
-    #[arg(long, short, value_name = "DIR")]
-    pub output: PathBuf,
-    /// Precision of the merged matrices [default: as each is stored]
-    #[arg(long, value_enum, value_name = "DTYPE")]
-    pub dtype: Option<StoredPrecision>,
-    /// Replace an existing output directory that holds a model and no run
-    #[arg(long)]
-    pub force: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Flags of `average`.
-#[derive(Args, Debug)]
-pub struct AverageArgs {
-    /// Models of one shape: directories, such as the checkpoints of a run, runs or models of the hub
-    #[arg(value_name = "MODEL", required = true)]
-    pub models: Vec<PathBuf>,
-    /// Directory of the mean
-    #[arg(long, short, value_name = "DIR")]
-    pub output: PathBuf,
-    /// Replace an existing output directory that holds a model and no run
-    #[arg(long)]
-    pub force: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Flags of `convert-base`.
-#[derive(Args, Debug)]
-pub struct ConvertBaseArgs {
-    /// The model: a directory, a run or a model of the hub
-    #[arg(long, value_name = "MODEL")]
-    pub model: PathBuf,
-    /// Codes of the weights in the blocks: 8 bits with a scale for each row, or NF4, 4.1 bits with its scales
-    #[arg(long, value_enum, value_name = "PRECISION")]
-    pub precision: BasePrecision,
-    /// Directory of the quantised model
-    #[arg(long, short, value_name = "DIR")]
-    pub output: PathBuf,
-    /// Replace an existing output directory that holds a model and no run
-    #[arg(long)]
-    pub force: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// The other measurements of `bench`.

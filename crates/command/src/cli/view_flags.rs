@@ -1,4 +1,4 @@
-//! Flags of the commands that show runs: `report` and `watch`.
+//! Flags of the commands that show runs and machines: `report`, `watch` and `doctor`.
 
 use std::path::PathBuf;
 
@@ -21,4 +21,18 @@ pub struct WatchArgs {
     /// Output directory of the run, which need not have started
     #[arg(value_name = "RUN")]
     pub run: PathBuf,
+}
+
+/// Flags of `doctor`.
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// Directory whose disk is looked at: that of a run
+    #[arg(long, short, value_name = "DIR", default_value = ".")]
+    pub output: PathBuf,
+    /// Leave out the disk's rate, which writes and reads 64 MiB
+    #[arg(long)]
+    pub quick: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }

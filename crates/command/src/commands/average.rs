@@ -7,7 +7,7 @@ use memory_policy::{Bytes, Probe, SystemProbe, counted, plural};
 use serde_json::json;
 use trainer::checkpoint::export_average;
 
-use crate::cli::AverageArgs;
+use crate::cli::export_flags::AverageArgs;
 use crate::commands::merge::check_output;
 use crate::failure::{Failure, Outcome};
 use crate::files::outputs;

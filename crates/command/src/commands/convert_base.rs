@@ -6,7 +6,7 @@ use memory_policy::{Bytes, Probe, SystemProbe};
 use serde_json::json;
 use trainer::checkpoint::export_quantised;
 
-use crate::cli::ConvertBaseArgs;
+use crate::cli::export_flags::ConvertBaseArgs;
 use crate::commands::merge::check_output;
 use crate::failure::Outcome;
 use crate::files::outputs;

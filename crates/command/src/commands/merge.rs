@@ -8,7 +8,7 @@ use serde_json::json;
 use t5::peft::AdapterDirectory;
 use trainer::checkpoint::export_merged;
 
-use crate::cli::MergeArgs;
+use crate::cli::export_flags::MergeArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::outputs;
 use crate::model::model_directory;

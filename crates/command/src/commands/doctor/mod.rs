@@ -14,7 +14,7 @@ mod program;
 use memory_policy::plural;
 use serde_json::{Value, json};
 
-use crate::cli::DoctorArgs;
+use crate::cli::view_flags::DoctorArgs;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::screen::report;
 use finding::{Finding, Severity};

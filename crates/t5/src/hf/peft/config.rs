@@ -18,6 +18,9 @@ use crate::family::Family;
 /// The name of the file.
 pub const CONFIG_FILE: &str = "adapter_config.json";
 
+/// The entry in the header of the tensors' file for the text before every source. PEFT has no setting for it, and would warn of one.
+pub(super) const SOURCE_PREFIX: &str = "source_prefix";
+
 /// The largest file has a rank for each linear of the deepest model: some 100 bytes each.
 const LARGEST_BYTES: u64 = 1 << 20;
 

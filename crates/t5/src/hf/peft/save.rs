@@ -6,7 +6,7 @@ use std::path::Path;
 use candle_core::DType;
 use serde_json::{Map, Value, json};
 
-use super::config::CONFIG_FILE;
+use super::config::{CONFIG_FILE, SOURCE_PREFIX};
 use super::weights::SAFETENSORS_FILE;
 use super::{modules, name_in_file};
 use crate::adapter::{Lora, Targets, is_of_adapter};
@@ -19,9 +19,6 @@ use crate::parameters::Parameter;
 /// The release of PEFT whose format is written.
 const PEFT_VERSION: &str = "0.21.2";
 const CARD_FILE: &str = "README.md";
-
-/// The entry in the header of the tensors' file for the text before every source. PEFT has no setting for it, and would warn of one.
-pub(super) const SOURCE_PREFIX: &str = "source_prefix";
 
 /// The files that [`save_with`] writes.
 pub const ADAPTER_FILES: [&str; 3] = [CONFIG_FILE, SAFETENSORS_FILE, CARD_FILE];

@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 
-use super::config::{AdaptedLinear, AdapterConfig, CONFIG_FILE, Layout};
+use super::config::{AdaptedLinear, AdapterConfig, CONFIG_FILE, Layout, SOURCE_PREFIX};
 use super::modules::LM_HEAD;
-use super::save::SOURCE_PREFIX;
 use super::{PREFIX, name_in_file};
 use crate::adapter::Lora;
 use crate::config::Config;
