@@ -159,7 +159,8 @@ fn every_command_is_tried_with_hostile_rows_models_and_names() {
     );
     let few = ["--samples", "2", "--max-new-tokens", "2"];
     let (trimmed, added) = (place("-trimmed"), place("-added"));
-    let tried: [(&str, Vec<&str>); 24] = [
+    let mean = place("-mean");
+    let tried: [(&str, Vec<&str>); 25] = [
         ("train", vec!["--keep-training", "--max-steps", "7", "--output", &model]),
         ("plan", vec!["--model", &model, "--data", &file]),
         ("eval", [&["--model", &model, "--data", &file][..], &few].concat()),
@@ -173,6 +174,7 @@ fn every_command_is_tried_with_hostile_rows_models_and_names() {
         ("export", vec!["--model", &model, "--format", "ctranslate2", "--output", &export]),
         ("convert-base", vec!["--model", &model, "--precision", "int8", "--output", &base]),
         ("train-tokenizer", vec!["--input", &file, "--vocab-size", "400", "--output", &tokenizer]),
+        ("average", vec![&model, &model, "--output", &mean]),
         ("trim-vocab", vec!["--model", &model, "--keep-used", &file, "--output", &trimmed]),
         ("add-tokens", vec!["--model", &model, "--tokens", HOSTILE, "--output", &added]),
         ("bench", vec!["--model", &config, "--batch", "1", "--source-tokens", "4", "--target-tokens", "4"]),
