@@ -9,7 +9,7 @@ Groups: t5 (models, batches, logits, gradients), families (the same for each fam
 PEFT: fifty steps, directories, merged weights), generation
 (greedy, beams, processors), encoders (vectors, eight steps of classifiers), configs (config.json texts), adafactor, train
 (twelve whole steps), recipes (losses and optimizers together), schedules, bleu, metrics
-(chrF, ROUGE, labels, stems), quantised (int8 and NF4 weights; needs bitsandbytes), sentence-piece, tokenizers.
+(chrF, ROUGE, labels, stems), labels (spans, correlations; needs seqeval), quantised (int8 and NF4 weights; needs bitsandbytes), sentence-piece, tokenizers.
 Everything is seeded and runs on one CPU thread. The script asserts the versions, because other versions compute other
 goldens. `scripts/README.md` describes the environment and the content of each file.
 """
@@ -48,6 +48,7 @@ GROUPS = {
     "tokenizers": ("tokenizers", "crates/dataloader/tests/goldens/tokenizers"),
     "bleu": ("bleu", "crates/text-metrics/tests/goldens/bleu"),
     "metrics": ("text_metrics", "crates/text-metrics/tests/goldens/metrics"),
+    "labels": ("label_metrics", "crates/text-metrics/tests/goldens/labels"),
     "quantised": ("quantised", "crates/t5-ops/tests/goldens/quantised"),
     "sentence-piece": ("sentence_piece", "crates/dataloader/tests/goldens/sentence_piece"),
 }

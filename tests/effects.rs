@@ -93,6 +93,7 @@ const ROWS: &[Row] = &[
     ("lora.init", "gaussian", &[]),
     ("lora.modules_to_save", "lm_head", &[]),
     ("lora.init_from", "nosuch", &[]),
+    ("task.name", "classification", &[STILL]),
     ("preference.loss", "orpo", &[STILL, CHOSEN, REJECTED]),
     ("preference.beta", "3", &[ORPO, STILL, CHOSEN, REJECTED]),
     ("preference.gamma", "3", &["preference.loss=simpo", STILL, CHOSEN, REJECTED]),

@@ -11,6 +11,7 @@ mod answers;
 mod before_the_plan;
 mod budget;
 mod chat;
+mod classify;
 mod configs;
 mod convert;
 mod convert_base;

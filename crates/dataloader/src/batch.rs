@@ -8,10 +8,10 @@ use std::sync::Arc;
 use parquet_dataset::{Dataset, Rows};
 
 use crate::error::{BadRow, BadValue};
-use crate::objective::{Objective, Prepared, Refused, SampleLimits};
+use crate::objective::{Objective, Prepared, Refused, Sample, SampleLimits};
 use crate::order::Order;
 use crate::random::Key;
-use crate::row_text::TextLocation;
+use crate::row_text::{RowText, TextLocation};
 use crate::side::Side;
 use crate::tokenizer::{Prefixed, TextFault};
 use crate::{Error, LoaderOptions, Tokenizer};
@@ -238,8 +238,32 @@ impl BatchMaker {
             if text.is_blank().map_err(|fault| NoSample::new(fault, number))? {
                 return Err(refused(BadValue::Empty));
             }
+            if self.objective.is_of_labels(number) && (held.len() as u64) < bytes {
+                return Err(refused(BadValue::TooLong));
+            }
             texts.push(text);
         }
+        let sample = match self.sample_of_words(&texts)? {
+            Some(sample) => (sample, false, None),
+            None => self.sample_of_texts(&mut texts, key.derive(row))?,
+        };
+        self.push(batch, (row, &texts), sample)
+    }
+
+    /// The sample of a row of words and labels. `None`: the row is of another task.
+    fn sample_of_words(&self, texts: &[RowText]) -> Result<Option<Sample>, NoSample> {
+        let [words, labels] = texts else { return Ok(None) };
+        let (refused, encode) = (|fault| NoSample::new(fault, 1), |word: &str| Ok(self.tokenizer.encode(word)?));
+        if !self.objective.is_of_labels(0) {
+            return Ok(None);
+        }
+        let prefix = self.tokenizer.encode(&self.options.source_prefix)?;
+        let texts = [words.beginning().map_err(refused)?, labels.beginning().map_err(refused)?];
+        self.objective.sample_of_words(texts, &prefix, &encode)
+    }
+
+    /// The sample of a row of texts, whether its source lost its beginning, and its label, if answers have one.
+    fn sample_of_texts(&self, texts: &mut [RowText], key: Key) -> Result<(Sample, bool, Option<bool>), NoSample> {
         let mut ids = Vec::with_capacity(texts.len());
         let (mut is_cut_left, mut label) = (false, None);
         for (number, text) in texts.iter_mut().enumerate() {
@@ -247,6 +271,11 @@ impl BatchMaker {
                 let said = text.beginning().map_err(|fault| NoSample::new(fault, number))?;
                 let refused = Refused { column: number, value: BadValue::NoLabel };
                 label = Some(row_files::truth_of_label(said).ok_or(NoSample::Refused(refused))?);
+                continue;
+            }
+            if self.objective.is_of_labels(number) {
+                let text = text.beginning().map_err(|fault| NoSample::new(fault, number))?;
+                ids.push(vec![self.objective.label(text)?]);
                 continue;
             }
             let (prefix, most) = (self.prefix(number), self.objective.most_tokens(number));
@@ -265,9 +294,19 @@ impl BatchMaker {
             }
             ids.push(of_text);
         }
+        Ok((self.objective.sample(ids, key), is_cut_left, label))
+    }
+
+    /// Adds a sample, with the texts that are kept.
+    fn push(
+        &self,
+        batch: &mut Batch,
+        (row, texts): (u64, &[RowText]),
+        (sample, is_cut_left, label): (Sample, bool, Option<bool>),
+    ) -> Result<(), NoSample> {
         let target = target_column(texts.len());
         let wanted = [(self.options.keep_prompts && target > 0, 0), (self.options.keep_texts, target)];
-        let kept = |number: usize| {
+        let kept = |number: usize| -> Result<String, NoSample> {
             let text = texts[number].beginning().map_err(|fault| NoSample::new(fault, number))?;
             Ok(text[..text.floor_char_boundary(KEPT_TEXT_BYTES)].to_owned())
         };
@@ -275,7 +314,6 @@ impl BatchMaker {
         let (prompt, text) = (prompt?, text?);
         batch.prompts.extend(prompt);
         batch.texts.extend(text);
-        let sample = self.objective.sample(ids, key.derive(row));
         batch.rows.push(row);
         batch.cut_sources += u64::from(sample.source_was_cut || is_cut_left);
         batch.cut_targets += u64::from(sample.target_was_cut);
@@ -379,6 +417,19 @@ pub(crate) fn read_bytes_of(options: &LoaderOptions, tokenizer: &Tokenizer) -> V
 }
 
 /// Why a row gives no sample.
+/// A refused label: the second column has it.
+impl From<BadValue> for NoSample {
+    fn from(value: BadValue) -> Self {
+        Self::Refused(Refused { column: 1, value })
+    }
+}
+
+impl From<Error> for NoSample {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
 enum NoSample {
     Refused(Refused),
     Stopped,

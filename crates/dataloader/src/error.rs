@@ -106,6 +106,16 @@ pub enum BadValue {
     NotUtf8,
     /// The text is no label.
     NoLabel,
+    /// The model has no such label.
+    UnknownLabel,
+    /// A number is expected.
+    NotANumber,
+    /// There are more labels than words, or fewer.
+    UnequalLists,
+    /// The tokenizer makes no token of a word, so its label has no place.
+    WordWithoutToken,
+    /// The value is longer than what is read of a row of labels.
+    TooLong,
 }
 
 impl std::fmt::Display for BadValue {
@@ -115,6 +125,11 @@ impl std::fmt::Display for BadValue {
             Self::Empty => "is empty",
             Self::NotUtf8 => "is not UTF-8",
             Self::NoLabel => "is not a label: expected true or false, or 1 or 0",
+            Self::UnknownLabel => "has a label that is none of the model's",
+            Self::NotANumber => "is not a number",
+            Self::UnequalLists => "has another number of labels than there are words",
+            Self::WordWithoutToken => "has a word that gives no token",
+            Self::TooLong => "is too long for labels and their words",
         })
     }
 }

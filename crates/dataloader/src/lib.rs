@@ -36,7 +36,7 @@ pub use batch::{BadRows, Batch, KEPT_TEXT_BYTES, Position};
 pub use costs::{CostRow, batch_bytes, costs};
 pub use error::{BadRow, BadValue, Error};
 pub use loader::{BatchShare, DataLoader, LoaderLimits, LoaderOptions};
-pub use objective::{Objective, SampleLimits, SpanCorruption, noise_mask, tokens_and_targets_length};
+pub use objective::{Objective, SampleLimits, SpanCorruption, noise_mask, tokens_and_targets_length, words_and_labels};
 pub use order::{EpochOrder, Order, OrderOptions};
 pub use permutation::Permutation;
 pub use random::{Key, Stream};

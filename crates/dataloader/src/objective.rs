@@ -1,8 +1,10 @@
 //! The training task. An [`Objective`] names the columns; a prepared objective turns a row into a sample.
 
+mod labels;
 mod span_corruption;
 mod text_to_text;
 
+pub use labels::words_and_labels;
 pub(crate) use span_corruption::MAX_PIECE_BYTES;
 pub use span_corruption::{SpanCorruption, noise_mask, tokens_and_targets_length};
 
@@ -42,6 +44,24 @@ pub enum Objective {
         /// Column of the labels; see [`row_files::truth_of_label`].
         label_column: String,
     },
+    /// The prompt is the source, and the response is its label or its number.
+    Labels {
+        /// Column of the prompts.
+        prompt_column: String,
+        /// Column of the labels.
+        label_column: String,
+        /// The labels, in the order of their indices; none: a number.
+        labels: Vec<String>,
+    },
+    /// The words of a row, with a label of each.
+    LabelsOfWords {
+        /// Column of the words.
+        words_column: String,
+        /// Column of the labels.
+        labels_column: String,
+        /// The labels, in the order of their indices.
+        labels: Vec<String>,
+    },
     /// The source is one text with spans cut out, the target is the spans.
     SpanCorruption {
         /// Column of the texts.
@@ -63,6 +83,10 @@ impl Objective {
             Self::Labelled { prompt_column, completion_column, label_column } => {
                 vec![prompt_column.clone(), completion_column.clone(), label_column.clone()]
             }
+            Self::Labels { prompt_column, label_column, .. } => vec![prompt_column.clone(), label_column.clone()],
+            Self::LabelsOfWords { words_column, labels_column, .. } => {
+                vec![words_column.clone(), labels_column.clone()]
+            }
             Self::SpanCorruption { text_column, .. } => vec![text_column.clone()],
         }
     }
@@ -72,7 +96,12 @@ impl Objective {
         !matches!(self, Self::SpanCorruption { .. })
     }
 
-    /// The samples that a row gives.
+    /// Whether targets are texts.
+    pub fn is_of_texts(&self) -> bool {
+        matches!(self, Self::TextToText { .. } | Self::Preference { .. } | Self::Labelled { .. })
+    }
+
+    /// How many samples a row makes.
     pub fn samples_of_a_row(&self) -> usize {
         if matches!(self, Self::Preference { .. }) { 2 } else { 1 }
     }
@@ -91,6 +120,10 @@ impl Objective {
                 tokenizer.windows(tokens).usual_bytes(tokens) as u64
             }
             Self::SpanCorruption { .. } => MAX_PIECE_BYTES,
+            Self::Labels { .. } if column == 0 => {
+                tokenizer.windows(options.max_source_tokens).usual_bytes(options.max_source_tokens) as u64
+            }
+            Self::Labels { .. } | Self::LabelsOfWords { .. } => MAX_PIECE_BYTES,
         }
     }
 }
@@ -129,6 +162,9 @@ pub(crate) enum Prepared {
     /// The limits, and the ids to put before every source and target. Of preferences too.
     TextToText(SampleLimits, Vec<u32>),
     SpanCorruption(span_corruption::Prepared),
+    /// With the tokens that begin a source, and the labels.
+    Labels(SampleLimits, Vec<u32>, Vec<String>),
+    LabelsOfWords(SampleLimits, Vec<u32>, Vec<String>),
 }
 
 impl Prepared {
@@ -144,6 +180,10 @@ impl Prepared {
             Objective::TextToText { .. } | Objective::Preference { .. } | Objective::Labelled { .. } => {
                 Self::TextToText(limits, tokenizer.start_ids().to_vec())
             }
+            Objective::Labels { labels, .. } => Self::Labels(limits, tokenizer.start_ids().to_vec(), labels.clone()),
+            Objective::LabelsOfWords { labels, .. } => {
+                Self::LabelsOfWords(limits, tokenizer.start_ids().to_vec(), labels.clone())
+            }
             Objective::SpanCorruption { spans, .. } => {
                 Self::SpanCorruption(span_corruption::Prepared::new(*spans, limits, &tokenizer.sentinels())?)
             }
@@ -154,7 +194,7 @@ impl Prepared {
     /// row's own.
     pub fn read_part(&self, bytes: u64, most: u64, key: Key) -> Range<u64> {
         match self {
-            Self::TextToText(..) => 0..bytes.min(most),
+            Self::TextToText(..) | Self::Labels(..) | Self::LabelsOfWords(..) => 0..bytes.min(most),
             Self::SpanCorruption(_) => span_corruption::piece(bytes, key),
         }
     }
@@ -169,7 +209,9 @@ impl Prepared {
         stop: &'a dyn Fn() -> bool,
     ) -> RowText<'a> {
         match self {
-            Self::TextToText(..) => RowText::new(place, bytes as usize, held, stop),
+            Self::TextToText(..) | Self::Labels(..) | Self::LabelsOfWords(..) => {
+                RowText::new(place, bytes as usize, held, stop)
+            }
             Self::SpanCorruption(_) => {
                 let piece = span_corruption::within_characters(held, span_corruption::piece(bytes, key), bytes);
                 RowText::new(place, piece.len(), piece, stop)
@@ -182,6 +224,7 @@ impl Prepared {
         match self {
             Self::TextToText(limits, _) if column == 0 => limits.max_source_tokens,
             Self::TextToText(limits, _) => limits.max_target_tokens,
+            Self::Labels(limits, ..) | Self::LabelsOfWords(limits, ..) => limits.max_source_tokens,
             Self::SpanCorruption(_) => usize::MAX,
         }
     }
@@ -204,11 +247,49 @@ impl Prepared {
                 }
                 sample
             }
+            Self::Labels(limits, start, _) => {
+                let [mut source, label] = <[Vec<u32>; 2]>::try_from(ids).expect("a prompt and a label");
+                source.splice(0..0, start.iter().copied());
+                Sample { target: label, target_was_cut: false, ..text_to_text::sample(source, Vec::new(), limits) }
+            }
+            Self::LabelsOfWords(..) => unreachable!("words and labels are a sample already"),
             Self::SpanCorruption(spans) => {
                 let [text] = <[Vec<u32>; 1]>::try_from(ids).expect("one text");
                 spans.sample(&text, key)
             }
         }
+    }
+
+    /// The label that a text is, in place of tokens.
+    ///
+    /// # Errors
+    /// The text is none of the labels, or no number.
+    pub fn label(&self, text: &str) -> Result<u32, BadValue> {
+        match self {
+            Self::Labels(_, _, labels) => labels::label(text, labels),
+            _ => unreachable!("a task without labels"),
+        }
+    }
+
+    /// Whether this column has a label, or words with labels, rather than a text.
+    pub fn is_of_labels(&self, column: usize) -> bool {
+        matches!(self, Self::LabelsOfWords(..)) || column > 0 && matches!(self, Self::Labels(..))
+    }
+
+    /// The sample of a row of words and their labels. `prefix` are tokens before them. `None`: the row is of another task.
+    ///
+    /// # Errors
+    /// [`BadValue`] with its column, or an error of `encode`.
+    pub fn sample_of_words<E: From<BadValue>>(
+        &self,
+        [text, labels]: [&str; 2],
+        prefix: &[u32],
+        encode: &dyn Fn(&str) -> Result<Vec<u32>, E>,
+    ) -> Result<Option<Sample>, E> {
+        let Self::LabelsOfWords(limits, start, names) = self else { return Ok(None) };
+        let pairs = words_and_labels(text, labels)?;
+        let start = [start, prefix].concat();
+        labels::sample_of_words(&pairs, &start, (names, limits), encode).map(Some)
     }
 }
 

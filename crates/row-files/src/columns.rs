@@ -129,6 +129,8 @@ pub struct Chosen {
     pub has_labels: bool,
     /// Column of the labels.
     pub label: Option<String>,
+    /// Whether rows are wanted that have words and a label of each.
+    pub is_of_words: bool,
 }
 
 /// What a label says of an answer: whether it is desirable. `None` if it is no label.

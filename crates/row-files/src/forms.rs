@@ -72,6 +72,9 @@ const TARGETS: &[&str] = &[
     "completion",
     "answer",
 ];
+/// Columns of words, and of a label of each.
+const WORDS: &[&str] = &["tokens", "words", "sequence", "text", "prompt"];
+const LABELS_OF_WORDS: &[&str] = &["ner_tags", "tags", "labels", "pos_tags", "chunk_tags", "label", "response"];
 /// Columns of texts that a question is about, without which it is incomplete.
 const CONTEXTS: [&str; 8] = ["article", "passage", "paragraph", "story", "support", "document", "hint", "background"];
 /// Columns of the options of a multiple choice: all of them, or one each with a number or a letter at its end.
@@ -136,6 +139,14 @@ impl Pairing {
                 completion: file.required(chosen.response.as_deref().unwrap_or(usual))?,
                 label: file.required(chosen.label.as_deref().unwrap_or("label"))?,
             });
+        }
+        if chosen.is_of_words {
+            let column = |named: &Option<String>, usual: &[&str]| match named {
+                Some(name) => file.required(name),
+                None => file.first(usual).ok_or_else(|| Unpaired::Missing(usual[0].to_owned())),
+            };
+            let (prompt, response) = (column(&chosen.prompt, WORDS)?, column(&chosen.response, LABELS_OF_WORDS)?);
+            return Ok(Self::Columns { prompt, response });
         }
         if chosen.is_text {
             return file.required(chosen.text.as_deref().unwrap_or("text")).map(|column| Self::Text { column });

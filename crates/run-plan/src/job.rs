@@ -70,7 +70,7 @@ impl<'a> RunJob<'a> {
                 lengths: self.lengths,
             }),
             samples: config.samples_of_a_row() * self.shards.most_positions(config.train.batch_size),
-            longest: (data.max_source_tokens, data.max_target_tokens),
+            longest: model.head.lengths(data.max_source_tokens, data.max_target_tokens),
             place: place(config),
             budgets: budgets(config),
             pins: &config.memory.pins,

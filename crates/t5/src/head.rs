@@ -49,6 +49,15 @@ impl Labels {
         self.names.iter().position(|other| other == name).map(|index| index as u32)
     }
 
+    /// The labels of these outputs as text, or the number whose bits they are. Outputs without a label are left out.
+    pub fn text(&self, ids: &[u32]) -> String {
+        let of = |id: &u32| match self.is_number {
+            true => f32::from_bits(*id).to_string(),
+            false => self.names.get(*id as usize).cloned().unwrap_or_default(),
+        };
+        ids.iter().filter(|id| **id != IGNORED_LABEL).map(of).collect::<Vec<_>>().join(" ")
+    }
+
     /// The labels in a `config.json`, with transformers' defaults.
     fn of(raw: &Map<String, Value>) -> Labels {
         let named = raw.get("id2label").and_then(Value::as_object).map(|names| {

@@ -1,5 +1,5 @@
 //! Texts as labels: accuracy, macro-F1, and the scores of each label. They equal scikit-learn's `accuracy_score`,
-//! `precision_recall_fscore_support(labels=sorted(set(references)), zero_division=0)` and `confusion_matrix`.
+//! `precision_recall_fscore_support(labels=sorted(set(references)), zero_division=0)`, `matthews_corrcoef` and `confusion_matrix`.
 //!
 //! A label is a text without white space at its ends. The references define the labels. An answer that is none of them is
 //! wrong, and counts against the reference's label.
@@ -93,6 +93,21 @@ impl Labels {
     /// The references are not labels.
     pub fn macro_f1(&self) -> Result<f64, NoLabels> {
         Ok(mean(&self.classes()?, |class| class.f1))
+    }
+
+    /// Matthews' correlation over all labels, as scikit-learn's `matthews_corrcoef`: -1 to 1; 0 where it is not defined.
+    ///
+    /// # Errors
+    /// The references are not labels.
+    pub fn matthews(&self) -> Result<f64, NoLabels> {
+        self.classes()?;
+        let sum = |of: &dyn Fn(&Counts) -> f64| self.by_label.values().map(of).sum::<f64>();
+        let rows = self.rows as f64;
+        let answered = rows * rows - sum(&|counts| (counts.predicted as f64).powi(2));
+        let right = rows * rows - sum(&|counts| (counts.references as f64).powi(2));
+        let both = sum(&|counts| counts.predicted as f64 * counts.references as f64);
+        let spread = (answered * right).sqrt();
+        Ok(if spread == 0.0 { 0.0 } else { (self.correct as f64 * rows - both) / spread })
     }
 
     /// The scores of each label of the references, in the order of the labels.

@@ -5,11 +5,13 @@
 //! | [`bleu`] | sacreBLEU's `BLEU(tokenize=..)` |
 //! | [`chrf`] | sacreBLEU's `CHRF(word_order=0 or 2)` |
 //! | [`rouge`] | google's `rouge_score`, averaged over the rows; for other scripts than Latin with words of these scripts |
-//! | [`labels`] | scikit-learn's `accuracy_score`, `precision_recall_fscore_support` and `confusion_matrix` over the references' labels |
+//! | [`labels`] | scikit-learn's `accuracy_score`, `precision_recall_fscore_support` and `confusion_matrix` over the references' labels; `matthews_corrcoef` |
+//! | span F1 | seqeval's `f1_score` |
+//! | Pearson, Spearman | SciPy's `pearsonr` and `spearmanr` |
 //!
 //! [`Scores`] computes any of them in one pass over a corpus.
 //!
-//! Invariants: a corpus of any size takes the memory of one row, and of the distinct labels if labels are counted. The
+//! Invariants: a corpus of any size takes the memory of one row, and of the distinct labels if labels are counted, and eight bytes a row for correlations. The
 //! order of the rows does not matter, except for the last bits of a mean.
 //!
 //! ```
@@ -25,11 +27,13 @@ pub mod chrf;
 pub mod labels;
 mod metric;
 mod ngrams;
+mod numbers;
 mod porter;
 mod python;
 pub mod rouge;
 mod scores;
 mod script;
+mod spans;
 
 pub use metric::{Metric, UnknownMetric};
 pub use porter::stem;

@@ -26,9 +26,20 @@ pub enum Metric {
     Accuracy,
     /// Mean F1 of the labels, 0 to 1.
     MacroF1,
+    /// Matthews' correlation of the labels, -1 to 1.
+    Matthews,
+    /// Pearson's correlation of numbers, -1 to 1.
+    Pearson,
+    /// Spearman's correlation of numbers, -1 to 1.
+    Spearman,
+    /// F1 of the spans that labels of words describe, 0 to 1.
+    SpanF1,
 }
 
-use Metric::{Accuracy, Bleu, Chrf, ChrfPlusPlus, ExactMatch, MacroF1, Rouge1, Rouge2, RougeL, RougeLsum};
+use Metric::{
+    Accuracy, Bleu, Chrf, ChrfPlusPlus, ExactMatch, MacroF1, Matthews, Pearson, Rouge1, Rouge2, RougeL, RougeLsum,
+    SpanF1, Spearman,
+};
 
 /// The name is not a metric.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,8 +51,22 @@ pub struct UnknownMetric {
 
 impl Metric {
     /// Every metric, in the order of reports.
-    pub const ALL: [Metric; 10] =
-        [Bleu, Chrf, ChrfPlusPlus, Rouge1, Rouge2, RougeL, RougeLsum, ExactMatch, Accuracy, MacroF1];
+    pub const ALL: [Metric; 14] = [
+        Bleu,
+        Chrf,
+        ChrfPlusPlus,
+        Rouge1,
+        Rouge2,
+        RougeL,
+        RougeLsum,
+        ExactMatch,
+        Accuracy,
+        MacroF1,
+        Matthews,
+        Pearson,
+        Spearman,
+        SpanF1,
+    ];
 
     /// The metric's name in configs, on the command line and in JSON.
     pub const fn name(self) -> &'static str {
@@ -56,6 +81,10 @@ impl Metric {
             ExactMatch => "exact_match",
             Accuracy => "accuracy",
             MacroF1 => "macro_f1",
+            Matthews => "matthews",
+            Pearson => "pearson",
+            Spearman => "spearman",
+            SpanF1 => "span_f1",
         }
     }
 
@@ -72,6 +101,10 @@ impl Metric {
             ExactMatch => "exact match",
             Accuracy => "accuracy",
             MacroF1 => "macro-F1",
+            Matthews => "Matthews",
+            Pearson => "Pearson",
+            Spearman => "Spearman",
+            SpanF1 => "span F1",
         }
     }
 
@@ -80,7 +113,8 @@ impl Metric {
         match self {
             Bleu | Chrf | ChrfPlusPlus => format!("{value:.2}"),
             Rouge1 | Rouge2 | RougeL | RougeLsum => format!("{:.2}", 100.0 * value),
-            ExactMatch | Accuracy | MacroF1 => format!("{:.1} %", 100.0 * value),
+            ExactMatch | Accuracy | MacroF1 | SpanF1 => format!("{:.1} %", 100.0 * value),
+            Matthews | Pearson | Spearman => format!("{value:.3}"),
         }
     }
 

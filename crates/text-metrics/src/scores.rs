@@ -4,7 +4,9 @@ use crate::bleu::{Bleu, BleuByLanguage, Tokenization};
 use crate::chrf::{CHRF_PLUS_PLUS, Chrf};
 use crate::labels::{Labels, NoLabels};
 use crate::metric::Metric;
+use crate::numbers::Numbers;
 use crate::rouge::Rouge;
+use crate::spans::Spans;
 
 /// The settings of metrics that have some.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,6 +17,8 @@ pub struct Settings {
     pub rouge_stems: bool,
     /// Whether ROUGE cuts references in other scripts than Latin into words of their script.
     pub rouge_any_script: bool,
+    /// Whether a text is the labels of its words, parted by blanks. Labels are then counted word by word.
+    pub are_labels_of_words: bool,
 }
 
 /// The metrics of a corpus.
@@ -32,6 +36,9 @@ pub struct Scores {
     rouge_by_script: u64,
     exact_matches: u64,
     labels: Labels,
+    are_labels_of_words: bool,
+    numbers: Numbers,
+    spans: Spans,
 }
 
 /// BLEU with one tokenizer, or with the tokenizer of the references' language.
@@ -61,6 +68,9 @@ impl Scores {
             rouge_by_script: 0,
             exact_matches: 0,
             labels: Labels::default(),
+            are_labels_of_words: settings.are_labels_of_words,
+            numbers: Numbers::default(),
+            spans: Spans::default(),
         }
     }
 
@@ -98,8 +108,19 @@ impl Scores {
             self.exact_matches += u64::from(is_exact);
             row.push((Metric::ExactMatch, f64::from(u8::from(is_exact))));
         }
-        if is_any(&LABELS) {
-            self.labels.add(hypothesis, reference);
+        if is_any(&[Metric::Pearson, Metric::Spearman]) {
+            self.numbers.add(hypothesis, reference);
+        }
+        if is_any(&[Metric::SpanF1]) {
+            self.spans.add(hypothesis, reference);
+        }
+        match is_any(&LABELS) {
+            true if self.are_labels_of_words => {
+                let pairs = hypothesis.split_whitespace().zip(reference.split_whitespace());
+                pairs.for_each(|(hypothesis, reference)| self.labels.add(hypothesis, reference));
+            }
+            true => self.labels.add(hypothesis, reference),
+            false => {}
         }
         row
     }
@@ -128,6 +149,10 @@ impl Scores {
             Metric::ExactMatch => mean(self.exact_matches as f64),
             Metric::Accuracy => self.labels.accuracy(),
             Metric::MacroF1 => self.labels.macro_f1()?,
+            Metric::Matthews => self.labels.matthews()?,
+            Metric::Pearson => self.numbers.pearson(),
+            Metric::Spearman => self.numbers.spearman(),
+            Metric::SpanF1 => self.spans.f1(),
         })
     }
 
@@ -160,7 +185,7 @@ impl Scores {
 }
 
 /// The metrics of labels.
-const LABELS: [Metric; 2] = [Metric::Accuracy, Metric::MacroF1];
+const LABELS: [Metric; 3] = [Metric::Accuracy, Metric::MacroF1, Metric::Matthews];
 
 /// The ROUGE metrics, in the order of the sums.
 const ROUGE: [Metric; 4] = [Metric::Rouge1, Metric::Rouge2, Metric::RougeL, Metric::RougeLsum];

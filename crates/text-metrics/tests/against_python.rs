@@ -112,8 +112,12 @@ fn corpus_scores_and_signatures_are_those_of_the_references() {
     let corpus = &goldens["corpus"];
     let all = Metric::list("bleu,chrf,chrf++,rouge").unwrap();
     for (tokenizer, rouge_stems) in [("13a", false), ("zh", true), ("char", false), ("none", true)] {
-        let settings =
-            Settings { tokenization: Some(tokenizer.parse().unwrap()), rouge_stems, rouge_any_script: false };
+        let settings = Settings {
+            tokenization: Some(tokenizer.parse().unwrap()),
+            rouge_stems,
+            rouge_any_script: false,
+            ..Settings::default()
+        };
         let mut scores = Scores::new(&all, settings);
         for row in goldens["rows"].as_array().unwrap() {
             scores.add(text(&row["hypothesis"]), text(&row["reference"]));
@@ -162,5 +166,26 @@ fn stems_are_those_of_nltk() {
     assert!(stems.len() > 300);
     for (word, stem) in stems {
         assert_eq!(text_metrics::stem(word), text(stem), "{word}");
+    }
+}
+
+#[test]
+fn labels_of_words_and_numbers_have_the_scores_of_seqeval_scikit_learn_and_scipy() {
+    let goldens = goldens("labels/cases.json");
+    let check = |case: &Value, metrics: &str, are_labels_of_words: bool| {
+        let settings = Settings { are_labels_of_words, ..Settings::default() };
+        let mut scores = Scores::new(&Metric::list(metrics).unwrap(), settings);
+        for (answer, reference) in strings(&case["answers"]).iter().zip(strings(&case["references"])) {
+            scores.add(answer, reference);
+        }
+        for (metric, value) in scores.values().unwrap() {
+            close(value, case[metric.name()].as_f64().unwrap(), 1e-12, metric.name());
+        }
+    };
+    for case in goldens["words"].as_array().unwrap() {
+        check(case, "accuracy,macro_f1,matthews,span_f1", true);
+    }
+    for case in goldens["numbers"].as_array().unwrap() {
+        check(case, "pearson,spearman", false);
     }
 }

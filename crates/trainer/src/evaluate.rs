@@ -17,8 +17,9 @@
 //! # }
 //! ```
 
-use t5::{Answer, EvalContext, GenerateOptions, T5, Watch};
-use text_metrics::labels::Labels;
+use t5::{Answer, EvalContext, GenerateOptions, Labels, T5, Watch};
+use t5_ops::IGNORED_LABEL;
+use text_metrics::labels::Labels as LabelCounts;
 use text_metrics::{Metric, RowScores, Scores, Settings};
 
 use crate::error::{Error, Result};
@@ -45,6 +46,8 @@ pub struct EvaluateOptions {
     pub wrong_examples: bool,
     /// The loss by which right and rejected answers are compared.
     pub preference: Option<Preference>,
+    /// The labels of a classifier, whose answers are labels.
+    pub labels: Option<Labels>,
 }
 
 impl Default for EvaluateOptions {
@@ -58,6 +61,7 @@ impl Default for EvaluateOptions {
             examples: 3,
             wrong_examples: false,
             preference: None,
+            labels: None,
         }
     }
 }
@@ -128,7 +132,7 @@ pub struct GenerationReport {
     /// The settings of metrics that have some.
     pub signatures: Vec<(Metric, String)>,
     /// The counts of labels, if accuracy or macro-F1 was asked for.
-    pub labels: Option<Labels>,
+    pub labels: Option<LabelCounts>,
     /// The first few answers.
     pub examples: Vec<Example>,
 }
@@ -227,10 +231,10 @@ impl Evaluation {
             return Err(Error::BatchShape { sources, targets: targets.min(batch.targets.len()) });
         }
         let lengths = batch.sources.iter().zip(batch.targets).enumerate();
-        let head = &model.config().head;
         let rejected = |sample: usize| batch.rejected.get(sample).map_or(0, Vec::len);
-        let lengths: Vec<_> =
-            lengths.map(|(i, (source, target))| head.lengths(source.len(), target.len().max(rejected(i)))).collect();
+        let lengths: Vec<_> = lengths
+            .map(|(i, (source, target))| model.config().head.lengths(source.len(), target.len().max(rejected(i))))
+            .collect();
         let no_answer = Answer { ids: Vec::new(), score: None };
         let answers = if self.options.generate.is_some() { vec![no_answer; sources] } else { Vec::new() };
         let pairs = if self.options.preference.is_some() { vec![Pair::default(); sources] } else { Vec::new() };
@@ -244,7 +248,11 @@ impl Evaluation {
             };
             let Some(loss) = loss else { return Ok(None) };
             computed.losses.push(loss);
-            if let Some(generate) = &self.options.generate {
+            if self.options.generate.is_some() && self.options.labels.is_some() {
+                for (&i, ids) in samples.iter().zip(self.classify(model, batch, &samples)?) {
+                    computed.answers[i].ids = ids;
+                }
+            } else if let Some(generate) = &self.options.generate {
                 let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
                 // Random draws for a sample depend on its place among all samples.
                 let number = |source: usize| first + samples[source] as u64;
@@ -288,6 +296,29 @@ impl Evaluation {
         Ok(model.loss_unless(&micro_batch, &self.options.context, interrupted)?)
     }
 
+    /// The likeliest labels of some samples: one, or one of each token that has a label. A number is given by its bits.
+    fn classify(&self, model: &T5, batch: &EvaluationBatch, samples: &[usize]) -> Result<Vec<Vec<u32>>> {
+        let micro_batch = gather(&Batch { sources: batch.sources, targets: batch.targets }, samples, 0, model)?;
+        let logits = model.class_logits(&micro_batch, self.options.context.activations)?;
+        let labels = model.config().head.labels();
+        let (outputs, is_number) = labels.map_or((1, false), |labels| (labels.names.len(), labels.is_number));
+        let best = |logits: &[f32]| {
+            let first_largest = |best: usize, at: usize| if logits[at] > logits[best] { at } else { best };
+            if is_number { logits[0].to_bits() } else { (0..outputs).fold(0, first_largest) as u32 }
+        };
+        let of_sample = logits.chunks(logits.len() / samples.len().max(1)).zip(samples);
+        let labelled = |(logits, &sample): (&[f32], &usize)| {
+            let rows = logits.chunks(outputs).zip(&batch.targets[sample]);
+            rows.filter(|(_, label)| **label != IGNORED_LABEL).map(|(logits, _)| best(logits)).collect()
+        };
+        Ok(of_sample.map(labelled).collect())
+    }
+
+    /// The text of an answer: its labels, or what `decode` makes of its tokens.
+    fn text(&self, ids: &[u32], decode: &dyn Fn(&[u32]) -> String) -> String {
+        self.options.labels.as_ref().map_or_else(|| decode(ids), |labels| labels.text(ids))
+    }
+
     /// Compares the two answers to each of some samples, a stream of them at a time. Returns the sum of the right answers' losses.
     fn compare(
         &self,
@@ -321,10 +352,10 @@ impl Evaluation {
         decode: &dyn Fn(&[u32]) -> String,
         show: &mut dyn FnMut(&Answered),
     ) {
-        let hypothesis = decode(&answer.ids);
+        let hypothesis = self.text(&answer.ids, decode);
         let reference = match batch.references {
             Some(references) => references[sample].clone(),
-            None => decode(&batch.targets[sample]),
+            None => self.text(&batch.targets[sample], decode),
         };
         let scores = self.scores.add(&hypothesis, &reference);
         let (hypothesis_text, reference_text) = (hypothesis.as_str(), reference.as_str());

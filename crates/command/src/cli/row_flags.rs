@@ -118,6 +118,7 @@ impl ColumnFlags {
             preference: None,
             has_labels: false,
             label: None,
+            is_of_words: false,
         }
     }
 }

@@ -79,7 +79,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let counts = RowCounts::new(flags.samples, flags.generate_samples, Some(opened.train.rows()));
     let shape = Shape {
         samples: counts.in_a_batch(flags.batch_samples)[0],
-        longest: (config.data.max_source_tokens, config.data.max_target_tokens),
+        longest: opened.model.head.lengths(config.data.max_source_tokens, config.data.max_target_tokens),
         answer: options::answers(&config).shape(),
         answered: share(counts),
         counts,

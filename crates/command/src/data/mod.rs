@@ -2,6 +2,7 @@
 
 pub mod data_files;
 pub mod file_texts;
+pub mod labels;
 pub mod reading;
 pub mod row_data;
 pub mod row_record;

@@ -10,7 +10,9 @@ use memory_policy::{counted, plural};
 use row_files::{Cell, Chosen, Column, Conversion, Labels, Row, Rows, Trace, is_label_column};
 use serde_json::{Map, Value, json};
 
+use crate::config::task::Task;
 use crate::config::{self, Columns, Config};
+use crate::data::labels;
 use crate::data::survival::Survival;
 use crate::data::unpacked::Unpacked;
 use crate::failure::{Failure, Outcome};
@@ -209,6 +211,26 @@ pub fn unused_in_words(unused: &[String]) -> String {
     }
 }
 
+/// The task of a run: the one that is named, or the model's.
+pub fn task(config: &Config, model: &t5::Config) -> Task {
+    config.task.unwrap_or_else(|| Task::of(&model.head))
+}
+
+/// The labels of a run's rows, in the order of their indices; none: the task has none. A model's own labels stay, if the rows have no others.
+fn labels_of(config: &Config, model: &t5::Config, train: &Part) -> Outcome<Vec<String>> {
+    let task = task(config, model);
+    if matches!(task, Task::TextToText | Task::Regression) {
+        return Ok(Vec::new());
+    }
+    let own = model.head.labels().filter(|_| Task::of(&model.head) == task);
+    let Some(own) = own else { return labels::of(&train.conversion, &train.originals[0], task) };
+    if config.task.is_none() {
+        return Ok(own.names.clone());
+    }
+    let found = labels::of(&train.conversion, &train.originals[0], task)?;
+    Ok(if found.iter().all(|label| own.names.contains(label)) { own.names.clone() } else { found })
+}
+
 /// The columns that the config names, as the reader's type.
 pub fn chosen(columns: &Columns) -> Chosen {
     let of = columns.clone();
@@ -224,6 +246,7 @@ pub fn chosen(columns: &Columns) -> Chosen {
         preference: of.preference,
         has_labels: of.has_labels,
         label: of.label,
+        is_of_words: false,
     }
 }
 
@@ -231,9 +254,11 @@ impl Reading {
     /// The task, by the config's name.
     pub fn task(&self) -> config::Objective {
         match self.objective {
-            Objective::TextToText { .. } | Objective::Preference { .. } | Objective::Labelled { .. } => {
-                config::Objective::TextToText
-            }
+            Objective::TextToText { .. }
+            | Objective::Preference { .. }
+            | Objective::Labelled { .. }
+            | Objective::Labels { .. }
+            | Objective::LabelsOfWords { .. } => config::Objective::TextToText,
             Objective::SpanCorruption { .. } => config::Objective::SpanCorruption,
         }
     }
@@ -262,6 +287,12 @@ impl Reading {
             return Err(row_files::Error::Mixed { text, pairs }.into());
         }
         let data = &config.data;
+        let task = task(config, model);
+        if task != Task::TextToText && (is_text || data.chosen.preference.is_some()) {
+            return Err(Failure::unusable("the training files have no labels, which `task.name` asks for")
+                .hint("name the columns with `data.prompt_column` and `data.response_column`"));
+        }
+        let labels = labels_of(config, model, &train)?;
         // Files that are read in place keep their own columns; converted files have this program's columns.
         let in_place = train.common_columns().filter(|_| config.data.validation_split.is_none());
         train.is_in_place = in_place.is_some();
@@ -285,7 +316,13 @@ impl Reading {
             false if data.chosen.has_labels => {
                 Objective::Labelled { prompt_column: next(), completion_column: next(), label_column: next() }
             }
-            false => Objective::TextToText { prompt_column: next(), response_column: next() },
+            false => match task {
+                Task::TextToText => Objective::TextToText { prompt_column: next(), response_column: next() },
+                Task::TokenClassification => {
+                    Objective::LabelsOfWords { words_column: next(), labels_column: next(), labels }
+                }
+                _ => Objective::Labels { prompt_column: next(), label_column: next(), labels },
+            },
         };
         let said_by = match &config.model.init_from {
             Some(directory) => directory.join("config.json").display().to_string(),
@@ -309,6 +346,16 @@ impl Reading {
             ids,
             survival: None,
         })
+    }
+
+    /// The head of a model that is trained on these rows, or evaluated.
+    pub fn head(&self) -> t5::Head {
+        match &self.objective {
+            Objective::Labels { labels, .. } if labels.is_empty() => t5::Head::Sequence(t5::Labels::number()),
+            Objective::Labels { labels, .. } => t5::Head::Sequence(t5::Labels::named(labels.clone())),
+            Objective::LabelsOfWords { labels, .. } => t5::Head::Tokens(t5::Labels::named(labels.clone())),
+            _ => t5::Head::Language,
+        }
     }
 
     /// What the tokenizer does not hold, and what is put before and cut from sources, in a few words for the first screen.

@@ -27,6 +27,7 @@ use row_files::{
 };
 use serde_json::{Value, json};
 
+use crate::config::task::Task;
 use crate::config::{BadRows, Config, evaluating};
 use crate::data::reading::{self, Part, Reading, RowData};
 use crate::data::splits::{self, Purpose};
@@ -100,6 +101,7 @@ pub fn prepare(
     }
     left.dedup();
     let (mut unpacked, mut chosen) = (Unpacked::default(), reading::chosen(&config.data.chosen));
+    chosen.is_of_words = reading::task(config, model) == Task::TokenClassification;
     let options = read_options(config, &divided.wanted)?;
     let mut part = |key, originals: Vec<PathBuf>, chosen: &Chosen| -> Outcome<Part> {
         let files = unpacked.files(&originals, wanted.say)?;

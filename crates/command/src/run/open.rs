@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::Device;
-use dataloader::{BadRows, BatchShare, LoaderOptions, OrderOptions, Side, Tokenizer};
+use dataloader::{BadRows, BatchShare, LoaderOptions, Objective, OrderOptions, Side, Tokenizer};
 use memory_policy::Bytes;
 use parquet_dataset::{Dataset, DatasetOptions, Residency};
 use run_plan::model::{check_trainable, fitted};
 use t5::peft::AdapterDirectory;
 
 use crate::config::{Config, Origin, paths};
-use crate::data::reading::{Reading, RowData};
+use crate::data::reading::{self, Reading, RowData};
 use crate::data::unpacked::Unpacked;
 use crate::failure::{Failure, Outcome};
 use crate::machine::device;
@@ -97,6 +97,10 @@ impl Opened {
             warn_of_another_tokenizer(directory, &tokenizer);
         }
         stages.ends(stages::TOKENIZER)?;
+        let RowData { reading, train, validation, estimated_rows, bytes_to_convert, events, unpacked } =
+            rows((&model, &tokenizer))?;
+        stages.ends_within(stages::FILES, bytes_to_convert.map(Bytes))?;
+        model = model.with_head(reading.head())?;
         let stored = match (&init_from, &model.lora) {
             (Some(directory), Some(_)) => {
                 model.stored = stored_dtypes(&device, directory, &model)?;
@@ -107,9 +111,6 @@ impl Opened {
             }
             _ => None,
         };
-        let RowData { reading, train, validation, estimated_rows, bytes_to_convert, events, unpacked } =
-            rows((&model, &tokenizer))?;
-        stages.ends_within(stages::FILES, bytes_to_convert.map(Bytes))?;
         let columns = reading.objective.columns();
         let open = |files: &[PathBuf], page_map: Option<KeptPageMap>| -> Outcome<Arc<Dataset>> {
             let options = DatasetOptions {
@@ -210,7 +211,7 @@ fn warn_of_another_tokenizer(directory: &Path, tokenizer: &Tokenizer) {
 /// The model's config: that of `model.init_from`, or a preset or file, fitted to the tokenizer.
 fn model_config(config: &Config, init_from: Option<&Path>, tokenizer: &Tokenizer) -> Outcome<t5::Config> {
     let mut model = match (init_from, &config.model.config) {
-        (Some(directory), _) => t5::Config::from_file(&directory.join("config.json"))?.with_head(t5::Head::Language)?,
+        (Some(directory), _) => t5::Config::from_file(&directory.join("config.json"))?,
         (None, Some(name)) => scratch_config(config, name, tokenizer)?,
         (None, None) => return Err(Failure::internal("the config was resolved without a model")),
     };
@@ -233,14 +234,15 @@ pub fn model_without_data(config: &Config) -> Outcome<t5::Config> {
         return model_config(config, init_from.as_deref(), &Tokenizer::load(&path)?);
     }
     let model = match (&init_from, &config.model.config) {
-        (Some(directory), _) => t5::Config::from_file(&directory.join("config.json"))?.with_head(t5::Head::Language)?,
+        (Some(directory), _) => t5::Config::from_file(&directory.join("config.json"))?,
         (None, Some(name)) => fitted(config, named_config(name)?)?,
         (None, None) => {
             return Err(Failure::usage("no model: `model.config` and `data.tokenizer` are not set")
                 .hint("use a preset, such as `--preset t5-small`"));
         }
     };
-    let model = adapted(config, model, init_from.as_deref())?;
+    let head = reading::task(config, &model).head_like(&model.head);
+    let model = adapted(config, model, init_from.as_deref())?.with_head(head)?;
     check_trainable(&model, init_from.as_deref())?;
     Ok(model)
 }
@@ -326,7 +328,11 @@ pub fn loader_options(config: &Config, opened: &Opened) -> LoaderOptions {
         },
         epochs: config.train.epochs,
         max_source_tokens: config.data.max_source_tokens,
-        max_target_tokens: config.data.max_target_tokens,
+        max_target_tokens: match opened.reading.objective {
+            Objective::Labels { .. } => 2,
+            Objective::LabelsOfWords { .. } => config.data.max_source_tokens,
+            _ => config.data.max_target_tokens,
+        },
         eos_id: model.eos_token_ids.first().copied().unwrap_or(1),
         source_prefix: model.prefix().to_string(),
         truncation_side: opened.reading.truncation_side,

@@ -2,9 +2,11 @@
 
 use planner::Plan;
 pub use run_plan::options::{answers, master_weights, trainer_options};
+use t5::{Head, Labels};
+use text_metrics::Metric;
 use text_metrics::bleu::Tokenization;
 
-use crate::config::Config;
+use crate::config::{Config, keys};
 use crate::run::open::{self, Opened};
 use crate::scores::evaluation::Settings;
 
@@ -16,16 +18,32 @@ pub fn evaluation(config: &Config, opened: &Opened, plan: &Plan) -> Settings {
         micro_batch_samples: plan.step.evaluation_samples.max(1),
         loss_chunk_rows: plan.step.levers.loss_chunk_rows,
         generate: answers(config),
-        metrics: config.train.eval_metrics.clone(),
+        metrics: metrics(config, &opened.model.head),
         of_metrics: text_metrics::Settings {
             tokenization: tokenization(&config.train.bleu_tokenizer),
             rouge_stems: config.train.rouge_stemmer,
             rouge_any_script: true,
+            are_labels_of_words: matches!(opened.model.head, Head::Tokens(_)),
         },
         examples: config.train.sample_generations,
         wrong_examples: false,
         preference: config.preference,
+        labels: opened.model.head.labels().cloned(),
         loader: open::loader_options(config, opened),
+    }
+}
+
+/// The scores of evaluations: those of the config, or else the usual ones of the model's answers.
+fn metrics(config: &Config, head: &Head) -> Vec<Metric> {
+    let key = "train.eval_metrics";
+    let is_default = config.values.setting(key).value == keys::default(key);
+    let are_spans = |labels: &Labels| labels.names.iter().any(|name| name.starts_with("B-") || name.starts_with("I-"));
+    match head {
+        _ if !is_default => config.train.eval_metrics.clone(),
+        Head::Language | Head::Encoder => config.train.eval_metrics.clone(),
+        Head::Sequence(labels) if labels.is_number => vec![Metric::Pearson, Metric::Spearman],
+        Head::Tokens(labels) if are_spans(labels) => vec![Metric::Accuracy, Metric::SpanF1],
+        Head::Sequence(_) | Head::Tokens(_) => vec![Metric::Accuracy, Metric::MacroF1],
     }
 }
 

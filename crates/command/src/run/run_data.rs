@@ -42,7 +42,7 @@ fn rows_read(config: &Config, rows: u64) -> RowsRead {
 /// What the tokenizer does not hold of rows from the whole run, and the number of those rows; `None` for span corruption.
 pub fn survival(config: &Config, opened: &Opened) -> Option<(Survival, u64)> {
     const ROWS: usize = 32;
-    if !opened.reading.objective.has_targets() {
+    if !opened.reading.objective.is_of_texts() {
         return None;
     }
     let rows = opened.train.rows();

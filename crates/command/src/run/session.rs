@@ -167,7 +167,8 @@ impl Session {
         let data = &self.config.data;
         // A pinned number of samples is exact.
         let is_pinned = self.config.memory.pins.value(MICRO_BATCH_SAMPLES.name).is_some();
-        let longest = (!is_pinned).then_some((data.max_source_tokens, data.max_target_tokens));
+        let longest =
+            (!is_pinned).then(|| self.opened.model.head.lengths(data.max_source_tokens, data.max_target_tokens));
         StepPlan { levers: self.plan.step.levers, longest }
     }
 

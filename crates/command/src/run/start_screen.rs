@@ -68,6 +68,13 @@ fn data(config: &Config, opened: &Opened) -> String {
         Objective::Labelled { prompt_column, completion_column, label_column } => {
             format!("`{prompt_column}` to `{completion_column}`, where `{label_column}` says how good it is")
         }
+        Objective::Labels { prompt_column, label_column, labels } => match labels.len() {
+            0 => format!("`{prompt_column}` to the number in `{label_column}`"),
+            labels => format!("`{prompt_column}` to the {labels} labels of `{label_column}`"),
+        },
+        Objective::LabelsOfWords { words_column, labels_column, labels } => {
+            format!("words of `{words_column}` to the {} labels of `{labels_column}`", labels.len())
+        }
         Objective::SpanCorruption { text_column, .. } => format!("span corruption of `{text_column}`"),
     };
     format!(

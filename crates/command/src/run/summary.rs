@@ -76,7 +76,10 @@ fn next(run: &Session, model: &Path) -> Vec<String> {
         Some(base) => format!("--model {base} --adapter {model}"),
         None => format!("--model {model}"),
     };
-    let mut commands = vec![format!("{program} generate {answering} --prompt {prompt}")];
+    // A classifier makes no text.
+    let makes_text = run.opened.model.head.is_language();
+    let generate = makes_text.then(|| format!("{program} generate {answering} --prompt {prompt}"));
+    let mut commands: Vec<String> = generate.into_iter().collect();
     // `eval` takes the columns from the run, and rows that were split off are parquet.
     let text = settings_of_text(config);
     let of_rows = reading.validation.as_ref().map_or("", |_| text.as_str());

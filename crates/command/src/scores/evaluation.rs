@@ -47,6 +47,8 @@ pub struct Settings {
     pub wrong_examples: bool,
     /// The loss by which right and rejected answers are compared, if rows have both.
     pub preference: Option<Preference>,
+    /// The labels of a classifier.
+    pub labels: Option<t5::Labels>,
     /// The stream of rows: objective, lengths, bad rows. Order, epochs and batch size are set here.
     pub loader: LoaderOptions,
 }
@@ -306,6 +308,7 @@ impl Settings {
             examples: self.examples,
             wrong_examples: self.wrong_examples,
             preference: self.preference,
+            labels: self.labels.clone(),
         }
     }
 
@@ -328,7 +331,7 @@ impl Settings {
 
     /// Whether a row's last text is the reference itself. A span-corruption target is not a text.
     fn has_references(&self) -> bool {
-        self.loader.objective.has_targets()
+        self.loader.objective.is_of_texts()
     }
 }
 

@@ -72,7 +72,7 @@ const fn key(
 pub const CHANGES: &[&str] = &["data", "tokenizer", "model", "base", "batch-size", "seed"];
 
 /// The values by which evaluations can be compared.
-pub const MEASURES: [&str; 11] = [
+pub const MEASURES: [&str; 15] = [
     "loss",
     "bleu",
     "chrf",
@@ -84,6 +84,10 @@ pub const MEASURES: [&str; 11] = [
     "exact_match",
     "accuracy",
     "macro_f1",
+    "matthews",
+    "pearson",
+    "spearman",
+    "span_f1",
 ];
 
 use Kind::{Integer, Metrics, Name, Number, OneOf, Parts, Paths, Size, Switch, Table, Tables, Text, Words};
@@ -121,6 +125,8 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("model.vocab_size", Integer(1, 1 << 24), AUTO, "\"auto\"", "vocabulary size; auto: the tokenizer's for a preset, else that of config.json"),
     key("model.base_precision", OneOf(&["int8", "nf4"]), NONE, "\"none\"", "quantise the frozen weights under an adapter, once, into OUTPUT/base-int8 or OUTPUT/base-nf4; none: use them as they are stored"),
     key("model.overrides", Table, &[], "{}", "config.json keys that override model.config, such as { num_layers = 4 }"),
+
+    key("task.name", OneOf(&["text-to-text", "classification", "regression", "token-classification"]), AUTO, "\"auto\"", "what the model makes of a source: text, a label, a number, or a label of each word; auto: that of model.init_from, or text-to-text"),
 
     key("data.train", Paths, &[], "[]", "training files: parquet, JSONL, JSON, CSV or TSV, plain, .gz or .zst; files, directories or globs; required"),
     key("data.validation", Paths, &[], "[]", "validation files, as data.train; empty: those that a directory of data.train names so, or no evaluation"),
@@ -170,7 +176,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("train.early_stopping_patience", Integer(1, 1 << 30), NONE, "\"none\"", "stop after this many evaluations in a row without a better checkpoint.best_metric; none: train to the end"),
     key("train.early_stopping_min_delta", Number(0.0, 1e30), &[], "0.0", "an evaluation is better if it exceeds the best one by more than this"),
     key("train.eval_max_new_tokens", Integer(1, 1 << 20), AUTO, "\"auto\"", "longest generated answer in tokens; auto: data.max_target_tokens"),
-    key("train.eval_metrics", Metrics, &[], "[\"bleu\", \"exact_match\"]", "scores of generated answers: bleu, chrf, chrf++, rouge (or rouge1, rouge2, rougeL, rougeLsum), exact_match, accuracy, macro_f1"),
+    key("train.eval_metrics", Metrics, &[], "[\"bleu\", \"exact_match\"]", "scores of generated answers: bleu, chrf, chrf++, rouge (or rouge1, rouge2, rougeL, rougeLsum), exact_match, accuracy, macro_f1, matthews, pearson, spearman, span_f1; the default of a classifier is that of its task"),
     key("train.rouge_stemmer", Switch, &[], "false", "stem words for ROUGE, as google's rouge-score does with use_stemmer"),
     key("train.bleu_tokenizer", OneOf(&["auto", "13a", "zh", "char", "none"]), &[], "\"auto\"", "sacreBLEU's tokenizer; auto: by the language of the references"),
     key("train.sample_generations", Integer(0, 1000), &[], "3", "generated answers shown after each evaluation"),

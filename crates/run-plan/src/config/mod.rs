@@ -26,6 +26,7 @@ pub mod paths;
 mod precedence;
 pub mod preference;
 pub mod surroundings;
+pub mod task;
 pub mod unused;
 pub mod values;
 mod written;
@@ -59,6 +60,8 @@ pub struct Config {
     pub parallel: parallel::Division,
     /// `optimizer.*`
     pub optimizer: Optimizer,
+    /// `task.name`; `None`: that of the model.
+    pub task: Option<task::Task>,
     /// `preference.*`: the loss of pairs of answers, if there is one.
     pub preference: Option<trainer::preference::Preference>,
     /// `schedule.*`
@@ -269,6 +272,7 @@ impl Config {
             lora,
             parallel,
             preference,
+            task: task::Task::from_values(&values),
             optimizer,
             schedule,
             generation,

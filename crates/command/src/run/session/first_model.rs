@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use candle_core::DType;
 use dataloader::BatchShare;
 use planner::Plan;
-use t5::{Files, ParameterSpec, T5};
+use t5::{Files, ModelDirectory, ParameterSpec, T5};
 use trainer::checkpoint::Found;
 use trainer::{Sharding, Trainer, TrainerOptions};
 
@@ -25,7 +25,7 @@ pub struct FirstModel<'a> {
     pub dtype: DType,
 }
 
-impl FirstModel<'_> {
+impl<'a> FirstModel<'a> {
     /// The trainer of a run that starts or resumes from a checkpoint. Tensors that do not stay in memory lie in `files`.
     pub(super) fn trainer(
         self,
@@ -60,13 +60,19 @@ impl FirstModel<'_> {
         })
     }
 
+    /// The directory of `model.init_from`, with the head that the run trains.
+    fn directory(&self) -> Option<ModelDirectory<'a>> {
+        let of = |path| ModelDirectory { path, head: Some(&self.opened.model.head), seed: self.config.run.seed };
+        self.opened.init_from.as_deref().map(of)
+    }
+
     /// Weights from `model.init_from`, or new ones.
     fn whole(self, files: Option<&Files>) -> Outcome<T5> {
         let Self { config, opened, dtype } = self;
         if opened.model.lora.is_some() {
             return self.adapted(files);
         }
-        let mut model = match &opened.init_from {
+        let mut model = match self.directory() {
             Some(directory) => T5::load_in(directory, dtype, &opened.device, files)?,
             None => T5::init_in(&opened.model, config.run.seed, dtype, &opened.device, files)?,
         };
@@ -77,7 +83,7 @@ impl FirstModel<'_> {
     /// The same weights, but only those parameters that this process keeps.
     fn share(self, keeps: &dyn Fn(&ParameterSpec) -> bool) -> Outcome<T5> {
         let Self { config, opened, dtype } = self;
-        let mut model = match &opened.init_from {
+        let mut model = match self.directory() {
             Some(directory) => T5::load_share(directory, dtype, &opened.device, keeps)?,
             None => T5::init_share(&opened.model, config.run.seed, dtype, &opened.device, keeps)?,
         };
@@ -88,7 +94,8 @@ impl FirstModel<'_> {
     /// The base of `model.init_from` with an adapter: that of `lora.init_from`, or a new one.
     pub fn adapted(self, files: Option<&Files>) -> Outcome<T5> {
         let Self { config, opened, dtype } = self;
-        let (Some(directory), Some(lora)) = (&opened.init_from, &opened.model.lora) else {
+        let (Some(directory), Some(path), Some(lora)) = (self.directory(), &opened.init_from, &opened.model.lora)
+        else {
             return Err(Failure::internal("an adapter has a base"));
         };
         let base = match files {
@@ -100,7 +107,7 @@ impl FirstModel<'_> {
         if let Some(adapter) = &opened.adapter {
             t5::peft::AdapterDirectory::open(adapter, model.config())?.fill(model.parameters())?;
         }
-        let named = config.model.init_from.as_deref().unwrap_or(directory);
+        let named = config.model.init_from.as_deref().unwrap_or(path);
         model.set_base_name(&model_directory::lasting_name(named)?.to_string_lossy());
         model.set_prefix(opened.model.prefix());
         Ok(model)

@@ -1,0 +1,60 @@
+//! The labels of rows: those that the files name as classes, or else every one that occurs.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use dataloader::words_and_labels;
+use row_files::{BadRows, Conversion, Settings};
+
+use crate::config::task::Task;
+use crate::failure::{Failure, Outcome};
+
+/// More labels than any classifier has: such a column has texts.
+const MAX_LABELS: usize = 10_000;
+
+/// The labels of these files, in the order of their numbers, or else in their own order.
+///
+/// # Errors
+/// A file cannot be read; or there are so many labels that the column must have texts.
+pub fn of(conversion: &Conversion, file: &Path, task: Task) -> Outcome<Vec<String>> {
+    let named = conversion.sources.iter().find_map(|(_, kind, pairing)| kind.classes.names(pairing.flat()?.1));
+    if let Some(names) = named {
+        return Ok(names.to_vec());
+    }
+    let mut found = BTreeSet::new();
+    let settings = Settings { bad_rows: BadRows::Skip, ..Settings::default() };
+    let counted = conversion.run(&settings, &mut |_, [text, label], _| {
+        let is_new = |label: &str, found: &BTreeSet<String>| !label.is_empty() && !found.contains(label);
+        match task {
+            Task::TokenClassification => {
+                // The row that has other numbers of words and labels is refused when it is read.
+                for (_, label) in words_and_labels(&text, &label).unwrap_or_default() {
+                    if is_new(label.trim(), &found) {
+                        found.insert(label.trim().to_owned());
+                    }
+                }
+            }
+            _ if is_new(label.trim(), &found) => drop(found.insert(label.trim().to_owned())),
+            _ => {}
+        }
+        if found.len() > MAX_LABELS { Err(row_files::Error::Stopped) } else { Ok(()) }
+    });
+    match counted {
+        Err(row_files::Error::Stopped) => {
+            let file = file.display();
+            return Err(Failure::unusable(format!("{file}: more than {MAX_LABELS} different labels, expected a few"))
+                .hint("name the column of the labels: `--set data.response_column=NAME`"));
+        }
+        counted => drop(counted?),
+    }
+    let mut labels: Vec<String> = found.into_iter().collect();
+    if labels.iter().all(|label| label.parse::<i64>().is_ok()) {
+        labels.sort_by_key(|label| label.parse::<i64>().unwrap_or_default());
+    }
+    match labels.len() {
+        0 => Err(Failure::unusable(format!("{}: no row has a label", file.display()))),
+        1 => Err(Failure::unusable(format!("{}: every row has the label `{}`", file.display(), labels[0]))
+            .hint("a classifier needs rows with two labels or more")),
+        _ => Ok(labels),
+    }
+}

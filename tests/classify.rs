@@ -1,0 +1,153 @@
+//! `task.name`: a label, a number, or a label of each word, from rows to a directory of transformers' class.
+
+use serde_json::{Value, json};
+
+use crate::run::{Ran, Scene, sample, short};
+
+const ROWS: [(&str, &str, f64); 4] = [
+    ("it was great", "good", 1.5),
+    ("it was bad", "bad", -2.0),
+    ("great fun", "good", 1.0),
+    ("a bad day", "bad", -1.0),
+];
+
+/// A scene with rows of each kind.
+fn scene() -> Scene {
+    let scene = Scene::new();
+    let lines = |row: &dyn Fn(&(&str, &str, f64)) -> Value| -> String {
+        (0..4).flat_map(|_| &ROWS).map(|of| format!("{}\n", row(of))).collect()
+    };
+    scene.write("labels.jsonl", lines(&|(text, label, _)| json!({"text": text, "label": label})));
+    scene.write("numbers.jsonl", lines(&|(text, _, number)| json!({"prompt": text, "response": number})));
+    let tag = |word: &str| if word == "great" { "B-GOOD" } else { "O" };
+    let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    let tags = |text: &str| text.split(' ').map(tag).collect::<Vec<_>>();
+    scene.write("words.jsonl", lines(&|(text, ..)| json!({"tokens": words(text), "ner_tags": tags(text)})));
+    scene
+}
+
+fn train(scene: &Scene, task: &str, file: &str, more: &[&str]) -> Ran {
+    let (task, train, rows) =
+        (format!("task.name={task}"), format!("data.train=[\"{file}\"]"), format!("data.validation=[\"{file}\"]"));
+    let usual = ["--set", &task, "--set", &train, "--set", &rows, "--set", "train.eval_samples=4", "--max-steps", "6"];
+    let adamw =
+        ["--set", "optimizer.name=adamw", "--set", "optimizer.learning_rate=0.003", "--set", "train.batch_size=4"];
+    scene.run(&short(&[&usual[..], &adamw, &["--set", "train.epochs=9"], more].concat()))
+}
+
+fn config(scene: &Scene, run: &str) -> Value {
+    serde_json::from_slice(&scene.read(&format!("{run}/model/config.json"))).expect("JSON")
+}
+
+#[test]
+fn labels_of_rows_become_a_classifier_that_learns_them_and_resumes_to_the_same_bits() {
+    let scene = scene();
+    train(&scene, "classification", "labels.jsonl", &["--max-steps", "24", "--output", "whole"]).expect_code(0);
+    let written = config(&scene, "whole");
+    assert_eq!(written["architectures"], json!(["T5ForSequenceClassification"]));
+    assert_eq!(written["id2label"], json!({"0": "bad", "1": "good"}));
+    assert_eq!(written["problem_type"], "single_label_classification");
+    let evaluated = scene.run(&["eval", "--model", "whole", "--data", "labels.jsonl", "--json"]).expect_code(0).json();
+    assert_eq!((&evaluated["accuracy"], &evaluated["macro_f1"]), (&json!(1.0), &json!(1.0)), "{evaluated}");
+    assert_eq!(evaluated["target_tokens"], 16);
+    let half = ["--set", "checkpoint.every_steps=5", "--max-steps", "24"];
+    train(&scene, "classification", "labels.jsonl", &[&half[..], &["--max-steps", "10"]].concat()).expect_code(0);
+    train(&scene, "classification", "labels.jsonl", &[&half[..], &["--keep-training"]].concat()).expect_code(0);
+    let [one, other] = ["whole", "run"].map(|run| scene.events(run, "step").len());
+    assert!(one == 24 && other >= 24, "{one}, {other}");
+    assert!(
+        scene.run(&["generate", "--model", "whole", "--prompt", "a"]).expect_code(4).err.contains("makes text"),
+        "a classifier makes no text"
+    );
+}
+
+#[test]
+fn a_run_of_a_classifier_in_two_parts_ends_with_the_bits_of_one() {
+    let scene = scene();
+    let settings = ["--set", "schedule.name=constant", "--set", "checkpoint.every_steps=3"];
+    train(&scene, "token-classification", "words.jsonl", &[&settings[..], &["--output", "whole"]].concat())
+        .expect_code(0);
+    train(&scene, "token-classification", "words.jsonl", &[&settings[..], &["--max-steps", "3"]].concat())
+        .expect_code(0);
+    train(&scene, "token-classification", "words.jsonl", &[&settings[..], &["--keep-training"]].concat())
+        .expect_code(0);
+    assert!(scene.read("whole/model/model.safetensors") == scene.read("run/model/model.safetensors"));
+    let written = config(&scene, "run");
+    assert_eq!(written["architectures"], json!(["T5ForTokenClassification"]));
+    assert_eq!(written["id2label"], json!({"0": "B-GOOD", "1": "O"}));
+    assert_eq!(written["is_encoder_decoder"], false);
+}
+
+#[test]
+fn the_cut_and_the_budget_change_no_loss_of_a_classifier_and_the_decoder_of_a_tagger_costs_nothing() {
+    let scene = scene();
+    let losses = |more: &[&str], output: &str| -> Vec<f64> {
+        train(&scene, "token-classification", "words.jsonl", &[more, &["--output", output]].concat()).expect_code(0);
+        scene.events(output, "step").iter().map(|step| step["loss"].as_f64().expect("a loss")).collect()
+    };
+    let whole = losses(&[], "a");
+    for (more, output) in [
+        (&["--set", "memory.micro_batch_samples=1"][..], "b"),
+        (&["--set", "memory.micro_batch_samples=2", "--set", "memory.recompute_blocks=1"], "c"),
+        (&["--set", "memory.weight_offload=disk", "--set", "memory.micro_batch_samples=2"], "d"),
+    ] {
+        for (step, (one, other)) in whole.iter().zip(losses(more, output)).enumerate() {
+            // Rounding grows from step to step.
+            let tolerance = if step == 0 { 1e-6 } else { 1e-3 };
+            assert!((one - other).abs() < tolerance * one.abs().max(0.01), "{output}: {one}, {other}");
+        }
+    }
+    let peaks = |run: &str| {
+        let step = scene.events(run, "step").pop().expect("a step");
+        ["peak_rss_bytes", "predicted_peak_bytes"].map(|peak| step[peak].as_u64().expect("bytes"))
+    };
+    for run in ["a", "b", "c", "d"] {
+        assert!(peaks(run)[0] <= peaks(run)[1], "{run}: {:?}", peaks(run));
+    }
+    let names = String::from_utf8_lossy(&scene.read("a/model/model.safetensors")).into_owned();
+    assert!(names.contains("transformer.encoder.block.0") && names.contains("classifier.bias"));
+    assert!(!names.contains("decoder") && !names.contains("lm_head"));
+}
+
+#[test]
+fn numbers_are_learned_and_evaluated_as_numbers() {
+    let scene = scene();
+    train(&scene, "regression", "numbers.jsonl", &["--max-steps", "24"]).expect_code(0);
+    assert_eq!(config(&scene, "run")["problem_type"], "regression");
+    let predictions = ["--predictions", "answers.jsonl"];
+    scene.run(&[&["eval", "--model", "run", "--data", "numbers.jsonl"][..], &predictions].concat()).expect_code(0);
+    let answers = String::from_utf8(scene.read("answers.jsonl")).expect("UTF-8");
+    for line in answers.lines() {
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        let number = |key: &str| line[key].as_str().and_then(|text| text.parse::<f64>().ok()).expect("a number");
+        assert!((number("prediction") - number("reference")).abs() < 1.0, "{line}");
+    }
+}
+
+#[test]
+fn rows_without_a_usable_label_are_refused_or_counted() {
+    let scene = scene();
+    train(&scene, "token-classification", "words.jsonl", &[]).expect_code(0);
+    let good = json!({"tokens": ["great"], "ner_tags": ["B-GOOD"]});
+    let unequal = json!({"tokens": ["great", "day"], "ner_tags": ["O"]});
+    let unknown = json!({"tokens": ["great"], "ner_tags": ["B-BAD"]});
+    scene.write("odd.jsonl", format!("{good}\n{unequal}\n{unknown}\n"));
+    let evaluated = scene.run(&["eval", "--model", "run", "--data", "odd.jsonl", "--json"]).expect_code(0).json();
+    assert_eq!((&evaluated["samples"], &evaluated["bad_rows"]), (&json!(1), &json!(2)));
+    let train_on = |rows: &[&Value], name: &str, more: &[&str]| {
+        scene.write(name, rows.iter().map(|row| format!("{row}\n")).collect::<String>());
+        let data = format!("data.train=[\"{name}\"]");
+        let tokenizer = sample("data.tokenizer", "sample-tokenizer.json");
+        let usual = ["--set", &data, "--set", &tokenizer, "--set", "model.config=tiny", "--set", "data.bad_rows=error"];
+        scene.run(&[&usual[..], &["--max-steps", "1", "--device", "cpu", "--output", "odd"], more].concat())
+    };
+    let words = ["--set", "task.name=token-classification"];
+    train_on(&[&good, &unequal, &unknown], "unequal.jsonl", &words)
+        .expect_code(4)
+        .expect_words(&["`response` has another number of labels than there are words"]);
+    train_on(&[&good, &good], "alone.jsonl", &words).expect_code(4).expect_words(&["every row has the label `B-GOOD`"]);
+    let number = json!({"prompt": "a", "response": "many"});
+    train_on(&[&number], "no-number.jsonl", &["--set", "task.name=regression"])
+        .expect_code(4)
+        .expect_words(&["`response` is not a number"]);
+}
