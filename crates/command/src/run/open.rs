@@ -101,6 +101,10 @@ impl Opened {
             rows((&model, &tokenizer))?;
         stages.ends_within(stages::FILES, bytes_to_convert.map(Bytes))?;
         model = model.with_head(reading.head())?;
+        if model.lora.is_some() && !model.head.is_language() {
+            return Err(Failure::usage("`lora.rank`: an adapter beside a classifier's head is not supported yet")
+                .hint("leave `--lora` out, or freeze parts: `--set train.freeze=[\"encoder\",\"shared\"]`"));
+        }
         let stored = match (&init_from, &model.lora) {
             (Some(directory), Some(_)) => {
                 model.stored = stored_dtypes(&device, directory, &model)?;

@@ -17,6 +17,7 @@ use super::safetensors::{TensorHeader, Writer, part_name};
 use super::save::write_configs;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::head::Head;
 use crate::parameters::ParameterSpec;
 
 /// Bytes of a weight's rows in f32 that are quantised at a time. A second copy of them is in memory.
@@ -47,7 +48,7 @@ pub fn quantise_with<E: From<Error>>(
     metadata: &[(&str, &str)],
     mut file: impl FnMut(&str, &dyn Fn(&mut dyn Write) -> Result<()>) -> Result<(), E>,
 ) -> Result<QuantisedWeights, E> {
-    let mut config = Config::from_file(&source.join("config.json"))?;
+    let mut config = Config::from_file(&source.join("config.json"))?.with_head(Head::Language)?;
     config.refuse_quantised("a model whose weights are not quantised yet")?;
     let stored = StoredFiles::open(source)?;
     config.tie_word_embeddings = stored.is_tied(&config)?;

@@ -14,6 +14,7 @@ use super::load::StoredFiles;
 use super::peft::{AdaptedLinear, AdapterDirectory};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::head::Head;
 
 const HEAD: &str = "lm_head.weight";
 
@@ -45,7 +46,7 @@ impl StoredModel {
     /// # Errors
     /// As [`crate::T5::load`] and [`AdapterDirectory::open`]; [`Error::Config`] for weights that are quantised.
     pub fn open(directory: &Path, adapter: Option<&Path>) -> Result<StoredModel> {
-        let mut config = Config::from_file(&directory.join("config.json"))?;
+        let mut config = Config::from_file(&directory.join("config.json"))?.with_head(Head::Language)?;
         config.refuse_quantised(match adapter {
             Some(_) => "the model that these weights were made from: an adapter is merged into that one",
             None => "the model that these weights were made from",
