@@ -3,8 +3,7 @@
 //! Invariants:
 //! * Token-weighted: losses and token counts are summed over all batches and divided once, so each token has the same weight
 //!   in a batch of short answers as in any other. Scores of answers are the corpus's.
-//! * Streaming: only counters and the first few examples of a batch are kept.
-//! * No dropout; parameters are only read.
+//! * Streaming: only counters and the first few examples of a batch are kept. No dropout; parameters are only read.
 //!
 //! ```no_run
 //! # fn example(model: &t5::T5, sources: Vec<Vec<u32>>, targets: Vec<Vec<u32>>) -> Result<(), trainer::Error> {
