@@ -31,7 +31,7 @@ RECIPES = {
     "label-smoothing": {"train.label_smoothing": 0.1},
     "scaled-adamw": {"optimizer.scale_parameter": True, "optimizer.eps2": 1e-3, "optimizer.learning_rate": 2e-2},
     "lion": {"optimizer.name": "lion", "optimizer.learning_rate": 2e-5, "optimizer.weight_decay": 0.1},
-    "lion-adapter": {"adapter": True, "optimizer.name": "lion", "optimizer.learning_rate": 1e-4},
+    "lion-adapter": {"adapter": True, "optimizer.name": "lion", "optimizer.learning_rate": 1e-5},
     "scaled-adamw-adapter": {"adapter": True, "optimizer.scale_parameter": True, "optimizer.learning_rate": 2e-2},
     "groups": {"groups": True},
     "warmup-ratio": {"schedule.name": "cosine", "schedule.warmup_ratio": 0.13},
