@@ -22,6 +22,8 @@ const SAMPLE: &str = "generation.sample=true";
 const CHOSEN: &str = "data.chosen_column=response";
 const REJECTED: &str = "data.rejected_column=answer";
 const ORPO: &str = "preference.loss=orpo";
+const TASKS: &str = "data.tasks=[{ name = \"a\", train = \"rows.jsonl\" }, { name = \"b\", train = \"valid.jsonl\" }]";
+const NO_LIST: &str = "data.train=[]";
 const STILL: &str = "train.dropout=0";
 const OFTEN: &str = "checkpoint.every_steps=1";
 
@@ -47,6 +49,10 @@ const ROWS: &[Row] = &[
     ("data.target_template", "{answer}", &["data.source_template={prompt}"]),
     ("data.text_column", "question", &[SPANS]),
     ("data.source_prefix", "\"answer: \"", &[]),
+    ("data.tasks", "[{ name = \"a\", train = \"valid.jsonl\" }]", &[NO_LIST]),
+    ("data.mixing", "equal", &[TASKS, NO_LIST]),
+    ("data.mixing_temperature", "9.0", &[TASKS, NO_LIST, "data.mixing=temperature"]),
+    ("data.mixing_limit", "2", &[TASKS, NO_LIST]),
     ("data.tokenizer", "nosuch.json", &[]),
     ("data.objective", "span-corruption", &["data.text_column=question"]),
     ("data.noise_density", "0.5", &[SPANS, "data.text_column=question"]),

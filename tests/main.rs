@@ -32,6 +32,7 @@ mod long_rows;
 mod lost_files;
 mod merge;
 mod metrics;
+mod mixtures;
 mod models;
 mod odd_times;
 mod other_commands;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use parquet_dataset::{Dataset, Rows};
 
 use crate::error::{BadRow, BadValue};
+use crate::mixture::Sequence;
 use crate::objective::{Objective, Prepared, Refused, Sample, SampleLimits};
-use crate::order::Order;
 use crate::random::Key;
 use crate::row_text::{RowText, TextLocation};
 use crate::side::Side;
@@ -122,7 +122,7 @@ pub(crate) const MAX_READ_BYTES: u64 = 2 << 20;
 pub(crate) struct BatchMaker {
     dataset: Arc<Dataset>,
     tokenizer: Arc<Tokenizer>,
-    order: Order,
+    sequence: Sequence,
     objective: Prepared,
     columns: Vec<usize>,
     /// Bytes of each value that are read with its batch, one entry for each column of the dataset.
@@ -145,7 +145,7 @@ impl BatchMaker {
                 tokenizer.vocab_size()
             )));
         }
-        let order = Order::new(dataset.rows(), options.order)?;
+        let sequence = Sequence::new(dataset.rows(), options.order, options.mixture.as_ref())?;
         let limits = SampleLimits {
             max_source_tokens: options.max_source_tokens,
             max_target_tokens: options.max_target_tokens,
@@ -158,7 +158,7 @@ impl BatchMaker {
         for (&column, bytes) in columns.iter().zip(read_bytes_of(&options, &tokenizer)) {
             read_bytes[column] = bytes;
         }
-        Ok(Self { dataset, tokenizer, order, objective, columns, read_bytes, options })
+        Ok(Self { dataset, tokenizer, sequence, objective, columns, read_bytes, options })
     }
 
     /// Makes the batch of the samples `samples` of `epoch`. `stop` is asked before every row; `None` if it returned
@@ -171,9 +171,8 @@ impl BatchMaker {
         batch.sources.reserve_exact(length);
         batch.targets.reserve_exact(length);
         let key = Key::new(self.options.order.seed).derive(SAMPLES).derive(epoch);
-        let order = self.order.epoch(epoch);
         for positions in shards {
-            let (rows, before) = (order.rows_at(positions), batch.len());
+            let (rows, before) = (self.sequence.rows_at(epoch, positions), batch.len());
             if !rows.is_empty() && !self.add_rows(&mut batch, &rows, key, stop)? {
                 return Ok(None);
             }
@@ -210,7 +209,7 @@ impl BatchMaker {
     }
 
     fn position(&self, epoch: u64, samples_done: u64) -> Position {
-        if samples_done == self.order.rows() {
+        if samples_done == self.sequence.samples() {
             Position { epoch: epoch + 1, sample: 0 }
         } else {
             Position { epoch, sample: samples_done }
@@ -245,7 +244,7 @@ impl BatchMaker {
         }
         let sample = match self.sample_of_words(&texts)? {
             Some(sample) => (sample, false, None),
-            None => self.sample_of_texts(&mut texts, key.derive(row))?,
+            None => self.sample_of_texts(&mut texts, row, key.derive(row))?,
         };
         self.push(batch, (row, &texts), sample)
     }
@@ -263,7 +262,12 @@ impl BatchMaker {
     }
 
     /// The sample of a row of texts, whether its source lost its beginning, and its label, if answers have one.
-    fn sample_of_texts(&self, texts: &mut [RowText], key: Key) -> Result<(Sample, bool, Option<bool>), NoSample> {
+    fn sample_of_texts(
+        &self,
+        texts: &mut [RowText],
+        row: u64,
+        key: Key,
+    ) -> Result<(Sample, bool, Option<bool>), NoSample> {
         let mut ids = Vec::with_capacity(texts.len());
         let (mut is_cut_left, mut label) = (false, None);
         for (number, text) in texts.iter_mut().enumerate() {
@@ -278,7 +282,7 @@ impl BatchMaker {
                 ids.push(vec![self.objective.label(text)?]);
                 continue;
             }
-            let (prefix, most) = (self.prefix(number), self.objective.most_tokens(number));
+            let (prefix, most) = (self.prefix(number, row), self.objective.most_tokens(number));
             let of_text = match (self.is_cut_left(number), prefix.is_empty()) {
                 (true, _) => self.tokenizer.encode_end(prefix, text, most - 1).map(|(ids, is_cut)| {
                     is_cut_left = is_cut;
@@ -330,10 +334,11 @@ impl BatchMaker {
         is_source && self.options.truncation_side == Side::Left
     }
 
-    /// The prefix of a column's texts.
-    fn prefix(&self, number: usize) -> &str {
-        match self.options.objective {
-            Objective::SpanCorruption { .. } => "",
+    /// The prefix of a column's texts of a row.
+    fn prefix(&self, number: usize, row: u64) -> &str {
+        match (&self.options.objective, &self.options.mixture) {
+            (Objective::SpanCorruption { .. }, _) => "",
+            (_, Some(mixture)) if number == 0 => &mixture.tasks()[mixture.task_of(row)].source_prefix,
             _ if number == 0 => &self.options.source_prefix,
             _ => "",
         }

@@ -43,6 +43,7 @@ use parquet_dataset::Dataset;
 use crate::batch::{BadRows, Batch, BatchMaker, Position};
 use crate::costs::{CostRow, costs};
 use crate::error::panic_message;
+use crate::mixture::Mixture;
 use crate::objective::Objective;
 use crate::order::OrderOptions;
 use crate::side::Side;
@@ -77,6 +78,8 @@ pub struct LoaderOptions {
     pub keep_prompts: bool,
     /// The part of every batch that this process makes.
     pub share: BatchShare,
+    /// Tasks whose rows are mixed; `None`: all rows are one task. A task's prefix replaces [`Self::source_prefix`].
+    pub mixture: Option<Arc<Mixture>>,
 }
 
 /// The part of every batch that one of several processes makes: some of its shards, by position. The default is the whole
@@ -129,6 +132,7 @@ impl Default for LoaderOptions {
             keep_texts: false,
             keep_prompts: false,
             share: BatchShare::default(),
+            mixture: None,
         }
     }
 }
@@ -195,8 +199,8 @@ impl DataLoader {
         start: Position,
         limits: LoaderLimits,
     ) -> Result<Self, Error> {
-        let rows = dataset.rows();
-        let schedule = Schedule::new(rows, options.batch_size as u64, options.epochs, start)?;
+        let samples = options.mixture.as_ref().map_or(dataset.rows(), |mixture| mixture.samples());
+        let schedule = Schedule::new(samples, options.batch_size as u64, options.epochs, start)?;
         let maker = BatchMaker::new(dataset, tokenizer, options)?;
         let shared = Arc::new(Shared {
             maker,
@@ -308,7 +312,7 @@ impl DataLoader {
         schedule.batches().map(|batches| batches - self.shared.lock().next_out)
     }
 
-    /// Samples of an epoch: the rows of the dataset.
+    /// Samples of an epoch: the rows of the dataset, or the samples of a mixture.
     pub fn samples_per_epoch(&self) -> u64 {
         self.shared.schedule.rows
     }

@@ -19,6 +19,8 @@ pub fn in_file_order(loader: &LoaderOptions, samples: usize) -> LoaderOptions {
         epochs: Some(1),
         bad_rows: BadRows::Skip,
         keep_texts: true,
+        // Each task's rows are evaluated by themselves.
+        mixture: None,
         ..loader.clone()
     }
 }

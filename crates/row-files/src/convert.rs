@@ -98,6 +98,8 @@ pub struct Counts {
     pub read: u64,
     /// Rows of each file that was read to its end.
     pub of_files: Vec<u64>,
+    /// Rows for training of each such file.
+    pub kept_of_files: Vec<u64>,
     /// Rows left out because they are malformed.
     pub malformed: u64,
     /// Rows left out because a column is null or empty.
@@ -279,6 +281,7 @@ impl Conversion {
                 counts.notes.get_or_insert_with(|| (path.clone(), notes.clone()));
             }
             counts.of_files.push(counts.read - before);
+            counts.kept_of_files.push(counts.train - counts.kept_of_files.iter().sum::<u64>());
             counts.digests.push(rows.finish()?);
             done += file_bytes(path);
         }

@@ -232,6 +232,7 @@ fn config(flags: &EvalArgs, Adapted { directory, adapter }: &Adapted) -> Outcome
     }
     set("data.train", Value::from(flags.data.clone()), "--data")?;
     set("data.validation", Value::Array(Vec::new()), "--data")?;
+    set("data.tasks", Value::Array(Vec::new()), "--data")?;
     set("checkpoint.model", Value::String("final".to_string()), "eval")?;
     set("checkpoint.best_metric", Value::String("loss".to_string()), "eval")?;
     set("train.early_stopping_patience", Value::String("none".to_string()), "eval")?;

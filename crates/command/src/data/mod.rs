@@ -6,6 +6,8 @@ pub mod labels;
 pub mod reading;
 pub mod row_data;
 pub mod row_record;
+pub mod run_files;
 pub mod splits;
 pub mod survival;
+pub mod tasks;
 pub mod unpacked;

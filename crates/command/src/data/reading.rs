@@ -74,6 +74,8 @@ pub struct RowData {
     pub events: Vec<Value>,
     /// The unpacked files, if rows are to be found in them again.
     pub unpacked: Option<Unpacked>,
+    /// The rows of each task of a mixture, for training and for validation.
+    pub rows_of_tasks: Option<[Vec<u64>; 2]>,
 }
 
 /// Files that are read together.

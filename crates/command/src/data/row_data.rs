@@ -14,7 +14,6 @@
 //! * A resumed run refuses changed sources, unless `--allow-changed data` permits them.
 
 use std::cell::Cell;
-use std::collections::HashSet;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -22,17 +21,16 @@ use std::time::{Duration, Instant};
 use dataloader::{Side, Tokenizer};
 use durable_files::AtomicFile;
 use memory_policy::{Bytes, MemorySnapshot, Probe, SystemProbe, counted, plural};
-use row_files::{
-    Chosen, Conversion, Counts, Encoding, ParquetWriter, Quoting, ReadOptions, RowError, Settings, Share, Sizes,
-};
+use row_files::{Conversion, Counts, ParquetWriter, ReadOptions, RowError, Settings, Share, Sizes};
 use serde_json::{Value, json};
 
 use crate::config::task::Task;
 use crate::config::{BadRows, Config, evaluating};
 use crate::data::reading::{self, Part, Reading, RowData};
+use crate::data::row_record;
+use crate::data::run_files::{Files, files};
 use crate::data::splits::{self, Purpose};
-use crate::data::unpacked::Unpacked;
-use crate::data::{data_files, row_record};
+use crate::data::tasks;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::files::run_dir::{ROWS, RunDir};
 use crate::job;
@@ -68,50 +66,14 @@ pub fn prepare(
     run: &mut RunDir,
     wanted: Wanted<'_>,
 ) -> Outcome<RowData> {
-    let label = config.label_of_rows();
-    let groups = data_files::groups(label, &config.data.train)?;
-    if let (Purpose::Training, Some(file)) = (wanted.purpose, splits::trains_on(&groups)) {
-        report::warn(&format!(
-            "{} was named, so its rows are trained on; a pattern in quotes or a directory tells splits apart",
-            file.display()
-        ));
+    let task = reading::task(config, model);
+    if !config.data.tasks.tasks.is_empty() && task != Task::TextToText {
+        return Err(Failure::usage("`data.tasks`: only tasks of `task.name = \"text-to-text\"` are mixed")
+            .hint("train a classifier on one list of files: `data.train`"));
     }
-    let divided = splits::divide(groups, wanted.purpose, "--data ")?;
-    let mut left = divided.left;
-    let validation = match config.data.validation.as_slice() {
-        [] if config.data.validation_split.is_none() => divided.validation,
-        [] => {
-            left.extend(divided.validation);
-            Vec::new()
-        }
-        patterns => {
-            left.extend(divided.validation);
-            let groups = data_files::groups("data.validation", patterns)?;
-            let of_validation = splits::divide(groups, Purpose::Validation, "--set data.validation=")?;
-            left.extend(of_validation.left);
-            of_validation.wanted
-        }
-    };
-    if let Some(file) = validation.iter().find(|file| divided.wanted.contains(file)) {
-        report::warn(&format!("{} is for training and for validation: its scores say little", file.display()));
-    }
-    if !left.is_empty() {
-        let read: HashSet<&PathBuf> = divided.wanted.iter().chain(&validation).collect();
-        left.retain(|file| !read.contains(file));
-    }
-    left.dedup();
-    let (mut unpacked, mut chosen) = (Unpacked::default(), reading::chosen(&config.data.chosen));
-    chosen.is_of_words = reading::task(config, model) == Task::TokenClassification;
-    let options = read_options(config, &divided.wanted)?;
-    let mut part = |key, originals: Vec<PathBuf>, chosen: &Chosen| -> Outcome<Part> {
-        let files = unpacked.files(&originals, wanted.say)?;
-        let conversion = Conversion::new(&files, chosen, &options).map_err(|error| unfit(error, config))?;
-        Ok(Part::new(key, originals, conversion))
-    };
-    let train = part(label, divided.wanted, &chosen)?;
-    chosen.is_text = train.conversion.is_text();
-    let has_validation = !validation.is_empty();
-    let validation = has_validation.then(|| part("data.validation", validation, &chosen)).transpose()?;
+    let is_of_words = task == Task::TokenClassification;
+    let Files { train, validation, left, of_tasks, unpacked } = files(config, is_of_words, wanted.purpose, wanted.say)?;
+    let has_validation = validation.is_some();
     let reading = Reading::of(config, (model, tokenizer), train, validation, left)?;
     evaluating::check(config, has_validation || config.data.validation_split.is_some())?;
     if !reading.left.is_empty() {
@@ -125,6 +87,7 @@ pub fn prepare(
         bytes_to_convert: None,
         events: Vec::new(),
         unpacked: None,
+        rows_of_tasks: None,
     };
     let room = config.data.max_source_tokens.saturating_sub(1);
     // A prompt that cannot be tokenized is reported by the step that reads it.
@@ -138,13 +101,22 @@ pub fn prepare(
     data.bytes_to_convert = converted.bytes;
     data.validation.extend(converted.validation);
     data.events.extend(converted.event);
+    let mut rows_of_tasks = of_tasks.as_ref().map(|[train, _]| {
+        [tasks::rows_of(train, converted.kept.as_ref().unwrap_or(&data.reading.train.rows)), Vec::new()]
+    });
     if let Some(validation) = &data.reading.validation {
         let converted = parquet_of(&data.reading, validation, VALIDATION, (config, &chats), run, wanted)?;
         data.validation = converted.files;
         data.bytes_to_convert = data.bytes_to_convert.max(converted.bytes);
         data.events.extend(converted.event);
         data.reading.validation.iter_mut().for_each(|part| part.rows.extend(&converted.rows));
+        let part = data.reading.validation.as_ref();
+        if let (Some(rows), Some([_, validation]), Some(part)) = (&mut rows_of_tasks, &of_tasks, part) {
+            rows[1] = tasks::rows_of(validation, converted.kept.as_ref().unwrap_or(&part.rows));
+        }
     }
+    // A plan has only seen some of the rows.
+    data.rows_of_tasks = rows_of_tasks.filter(|_| data.estimated_rows.is_none());
     data.unpacked = (wanted.purpose == Purpose::Scores).then_some(unpacked);
     Ok(data)
 }
@@ -154,34 +126,6 @@ pub fn print_line(text: &str) {
     report::print(&format!("{text}\n"));
 }
 
-/// An error in finding columns, with the key that sets them.
-fn unfit(error: row_files::Error, config: &Config) -> Failure {
-    let row_files::Error::Columns { columns, .. } = &error else { return error.into() };
-    match columns.as_slice() {
-        [] => error.into(),
-        columns if config.data.chosen.is_text => {
-            let listed = row_files::listed(columns);
-            Failure::unusable(error.to_string()).hint(format!("set `data.text_column` to one of: {listed}"))
-        }
-        columns => {
-            let has_both = PREFERENCE.iter().all(|name| columns.iter().any(|column| column == name));
-            let failure = Failure::from(error).hint(
-                "recognised by name: prompt and response, messages, instruction and output, question and answer; see docs/data.md",
-            );
-            if !has_both || config.data.chosen.preference.is_some() {
-                return failure;
-            }
-            failure.hint(
-                "`chosen` is preferred to `rejected`: `--lora --set preference.loss=dpo`, or without an adapter \
-                 `--set preference.loss=orpo`",
-            )
-        }
-    }
-}
-
-/// The usual columns of rows with a chosen and a rejected answer.
-const PREFERENCE: [&str; 3] = ["prompt", "chosen", "rejected"];
-
 /// The first of some names, and the number of the others.
 fn listed(mut names: impl ExactSizeIterator<Item = String>) -> String {
     const SHOWN: usize = 12;
@@ -190,26 +134,6 @@ fn listed(mut names: impl ExactSizeIterator<Item = String>) -> String {
         0 => first,
         more => format!("{first}, and {} more", counted(more as u64)),
     }
-}
-
-/// How the config says that files are read, within its memory budget.
-fn read_options(config: &Config, files: &[PathBuf]) -> Outcome<ReadOptions> {
-    let encoding = config.data.encoding.as_deref().map(|name| {
-        Encoding::of_name(name).ok_or_else(|| {
-            Failure::usage(format!("data.encoding: no encoding `{name}`"))
-                .hint("expected one such as utf-8, windows-1252, gb18030, big5, shift_jis, euc-kr or utf-16le")
-        })
-    });
-    let quoting = match config.data.has_quotes {
-        None => Quoting::Auto,
-        Some(true) => Quoting::Quoted,
-        Some(false) => Quoting::Plain,
-    };
-    let options = ReadOptions { encoding: encoding.transpose()?, quoting, ..ReadOptions::default() };
-    let now = SystemProbe::new().snapshot()?;
-    let left = job::budgets(config).process.resolve(&now).0.saturating_sub(now.rss.0);
-    let bytes = files.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum();
-    Ok(options.within(left, bytes, if config.data.validation_split.is_some() { 2 } else { 1 }))
 }
 
 /// The texts that are written of a row.
@@ -255,6 +179,8 @@ struct Chats<'a> {
 /// A set of files as parquet.
 struct Converted {
     files: Vec<PathBuf>,
+    /// The rows that were written of each source; `None`: all rows are read in place.
+    kept: Option<Vec<u64>>,
     /// The rows of each source, where the source did not say it.
     rows: Vec<u64>,
     validation: Option<PathBuf>,
@@ -282,6 +208,7 @@ fn parquet_of(
         let files = part.originals.clone();
         return Ok(Converted {
             files,
+            kept: None,
             rows: Vec::new(),
             validation: None,
             event: None,
@@ -312,9 +239,11 @@ fn parquet_of(
         let rows = record["counts"]["train"].as_u64().unwrap_or(0);
         (wanted.say)(&format!("{key}: {}, turned before into {}", plural(rows, "row"), train.display()));
         let event = Some(event(key, record, true));
-        let rows = record["counts"]["of_files"].as_array().filter(|_| is_unknown);
-        let rows = rows.into_iter().flatten().filter_map(Value::as_u64).collect();
-        return Ok(Converted { files: vec![train], rows, validation, event, estimated_rows: None, bytes: None });
+        let numbers =
+            |name: &str| record["counts"][name].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
+        let rows = if is_unknown { numbers("of_files") } else { Vec::new() };
+        let kept = Some(numbers("kept_of_files"));
+        return Ok(Converted { files: vec![train], kept, rows, validation, event, estimated_rows: None, bytes: None });
     }
     let is_bound = wanted.resumes && record.is_some() && !config.run.allow_changes.iter().any(|part| part == "data");
     if is_bound {
@@ -380,9 +309,9 @@ fn parquet_of(
     #[expect(clippy::cast_precision_loss, clippy::cast_sign_loss, reason = "an estimate of rows")]
     let estimated_rows = is_partial.then(|| (counts.train as f64 / counts.share) as u64);
     let rows = if is_unknown && !is_partial { counts.of_files } else { Vec::new() };
-    let (bytes, event) =
-        (Some(bytes_to_convert(conversion, validation.is_some())[1]), Some(event(key, &record, false)));
-    Ok(Converted { files: vec![train], rows, validation, event, estimated_rows, bytes })
+    let (kept, event) = (Some(counts.kept_of_files), Some(event(key, &record, false)));
+    let bytes = Some(bytes_to_convert(conversion, validation.is_some())[1]);
+    Ok(Converted { files: vec![train], kept, rows, validation, event, estimated_rows, bytes })
 }
 
 /// Refuses a conversion before its rows are read, if not even short rows fit. A process that is above its budget already is left to its
@@ -523,6 +452,7 @@ fn event(key: &str, record: &Value, is_reused: bool) -> Value {
 pub fn counts_json(counts: &Counts) -> Value {
     json!({
         "read": counts.read, "of_files": counts.of_files.iter().take(row_record::MAX_LISTED).collect::<Vec<_>>(),
+        "kept_of_files": counts.kept_of_files,
         "malformed": counts.malformed, "empty": counts.empty, "cleaned": counts.cleaned,
         "labels": counts.labels.counts().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         "duplicates": counts.duplicates, "shortened_chats": counts.shortened_chats,

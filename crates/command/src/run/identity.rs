@@ -35,6 +35,9 @@ pub fn identity(config: &Config, opened: &Opened, sources: &Sources) -> Value {
     if !config.optimizer.groups.is_empty() {
         identity["model"]["optimizer.groups"] = json!(config.optimizer.groups);
     }
+    if let Some(mixture) = &opened.mixture {
+        identity["data"]["data.tasks"] = json!(mixture.tasks());
+    }
     if let Some(preference) = &config.preference {
         identity["model"]["preference.loss"] = json!(preference.loss.name());
     }

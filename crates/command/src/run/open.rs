@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::Device;
-use dataloader::{BadRows, BatchShare, LoaderOptions, Objective, OrderOptions, Side, Tokenizer};
+use dataloader::{BadRows, BatchShare, LoaderOptions, Mixture, Objective, OrderOptions, Side, Tokenizer};
 use memory_policy::Bytes;
 use parquet_dataset::{Dataset, DatasetOptions, Residency};
 use run_plan::model::{check_trainable, fitted};
@@ -14,6 +14,7 @@ use t5::peft::AdapterDirectory;
 
 use crate::config::{Config, Origin, paths};
 use crate::data::reading::{self, Reading, RowData};
+use crate::data::tasks;
 use crate::data::unpacked::Unpacked;
 use crate::failure::{Failure, Outcome};
 use crate::machine::device;
@@ -48,6 +49,10 @@ pub struct Opened {
     pub kept_page_map: Option<[u8; 32]>,
     /// How the files of the rows are read.
     pub reading: Reading,
+    /// The tasks whose rows are mixed.
+    pub mixture: Option<Arc<Mixture>>,
+    /// The validation rows of each of them; none: the rows have no tasks.
+    pub validation_of_tasks: Vec<u64>,
     /// Estimated rows of the training files, if planning has sampled only some of them.
     pub estimated_rows: Option<u64>,
     /// An event for each set of files that was converted to parquet.
@@ -97,7 +102,7 @@ impl Opened {
             warn_of_another_tokenizer(directory, &tokenizer);
         }
         stages.ends(stages::TOKENIZER)?;
-        let RowData { reading, train, validation, estimated_rows, bytes_to_convert, events, unpacked } =
+        let RowData { reading, train, validation, estimated_rows, bytes_to_convert, events, unpacked, rows_of_tasks } =
             rows((&model, &tokenizer))?;
         stages.ends_within(stages::FILES, bytes_to_convert.map(Bytes))?;
         model = model.with_head(reading.head())?;
@@ -132,6 +137,8 @@ impl Opened {
             [] => None,
             files => Some(open(files, None)?),
         };
+        let [of_train, validation_of_tasks] = rows_of_tasks.unwrap_or_default();
+        let mixture = (!of_train.is_empty()).then(|| tasks::mixture(config, &model, &of_train)).transpose()?;
         let adapter = config.lora.as_ref().and_then(|adapter| adapter.init_from.clone());
         let device_baseline = device::device_baseline(&device);
         Ok(Self {
@@ -147,11 +154,18 @@ impl Opened {
             validation,
             kept_page_map,
             reading,
+            mixture,
+            validation_of_tasks,
             estimated_rows,
             converted: events,
             unpacked,
             stages,
         })
+    }
+
+    /// Samples of an epoch.
+    pub fn epoch_samples(&self) -> u64 {
+        self.mixture.as_ref().map_or(self.train.rows(), |mixture| mixture.samples())
     }
 
     /// Moves tensors to another device from now on.
@@ -338,11 +352,20 @@ pub fn loader_options(config: &Config, opened: &Opened) -> LoaderOptions {
             _ => config.data.max_target_tokens,
         },
         eos_id: model.eos_token_ids.first().copied().unwrap_or(1),
-        source_prefix: model.prefix().to_string(),
+        // The bill counts the longest one.
+        source_prefix: opened
+            .mixture
+            .iter()
+            .flat_map(|mixture| mixture.tasks())
+            .map(|task| task.source_prefix.as_str())
+            .max_by_key(|prefix| prefix.len())
+            .unwrap_or(model.prefix())
+            .to_owned(),
         truncation_side: opened.reading.truncation_side,
         bad_rows: if config.data.skip_bad_rows { BadRows::Skip } else { BadRows::Error },
         keep_texts: false,
         keep_prompts: false,
         share: BatchShare::default(),
+        mixture: opened.mixture.clone(),
     }
 }

@@ -13,6 +13,7 @@ use crate::scores::evaluation::Settings;
 /// The settings of evaluations in the training loop.
 pub fn evaluation(config: &Config, opened: &Opened, plan: &Plan) -> Settings {
     Settings {
+        task: None,
         samples: config.train.eval_samples,
         generate_samples: config.train.eval_generate_samples,
         micro_batch_samples: plan.step.evaluation_samples.max(1),

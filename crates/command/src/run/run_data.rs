@@ -26,7 +26,7 @@ pub fn of<'a>(config: &Config, opened: &'a Opened, loader: &'a DataLoader) -> Ru
         dataset: &opened.train,
         loader,
         window_blocks: config.data.shuffle.then_some(config.data.window_blocks),
-        read: rows_read(config, opened.estimated_rows.unwrap_or(opened.train.rows())),
+        read: rows_read(config, opened.estimated_rows.unwrap_or_else(|| opened.epoch_samples())),
     });
     RunData { feed, evaluated, stored: opened.stored }
 }
@@ -45,7 +45,7 @@ pub fn survival(config: &Config, opened: &Opened) -> Option<(Survival, u64)> {
     if !opened.reading.objective.is_of_texts() {
         return None;
     }
-    let rows = opened.train.rows();
+    let rows = opened.epoch_samples();
     let (places, most) = if rows <= ROWS as u64 { (1, rows) } else { (PLACES, ROWS as u64) };
     let options = LoaderOptions {
         batch_size: usize::try_from(most).unwrap_or(ROWS).max(1),
@@ -80,7 +80,7 @@ pub fn survival(config: &Config, opened: &Opened) -> Option<(Survival, u64)> {
 /// Source and target tokens of rows from the whole run; none if they cannot be read.
 pub fn sampled_rows(config: &Config, opened: &Opened, steps: Option<u64>) -> SampledRows {
     let samples = steps.unwrap_or(u64::MAX).saturating_mul(config.train.batch_size as u64);
-    let samples = samples.min(opened.train.rows());
+    let samples = samples.min(opened.epoch_samples());
     let options = LoaderOptions {
         batch_size: ROWS.min(usize::try_from(samples / PLACES).unwrap_or(ROWS)).max(1),
         epochs: Some(1),
@@ -94,7 +94,7 @@ pub fn sampled_rows(config: &Config, opened: &Opened, steps: Option<u64>) -> Sam
         // If a row is bad, the step that reads it reports the error.
         loader.ok()?.next_batch().ok()?
     };
-    let mut sampled_rows = SampledRows { all: opened.train.rows(), ..SampledRows::default() };
+    let mut sampled_rows = SampledRows { all: opened.epoch_samples(), ..SampledRows::default() };
     for batch in (0..PLACES).filter_map(batch) {
         sampled_rows.cut_sources += batch.cut_sources;
         sampled_rows.cut_targets += batch.cut_targets;

@@ -213,6 +213,12 @@ impl Session {
             "available_bytes": now.ceiling().0, "file_wait_ms": milliseconds(took.files.waited),
         });
         took.add_to(&mut line);
+        if let Some(mixture) = &self.opened.mixture {
+            let mut counts = vec![0_u64; mixture.tasks().len()];
+            batch.rows.iter().for_each(|row| counts[mixture.task_of(*row)] += 1);
+            let named = mixture.tasks().iter().zip(counts).map(|(task, count)| (task.name.clone(), json!(count)));
+            line["tasks"] = Value::Object(named.collect());
+        }
         if let Some(objective) = stats.objective {
             line["objective"] = json!(number(objective));
         }

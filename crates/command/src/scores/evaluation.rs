@@ -27,6 +27,8 @@ use crate::screen::stop::Stop;
 /// Settings of an evaluation.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// The rows of one task; `None`: all rows.
+    pub task: Option<Range<u64>>,
     /// Rows to evaluate, from the first; 0: all.
     pub samples: u64,
     /// The first of these rows, which are answered; 0: all.
@@ -292,7 +294,8 @@ impl Round {
 impl Settings {
     /// The rows of `dataset` that are evaluated, and the rows that are answered.
     pub fn counts(&self, dataset: &Dataset) -> RowCounts {
-        RowCounts::new(self.samples, self.generate_samples, Some(dataset.rows()))
+        let rows = self.task.as_ref().map_or(dataset.rows(), |rows| rows.end - rows.start);
+        RowCounts::new(self.samples, self.generate_samples, Some(rows))
     }
 
     fn options(&self, generate: bool) -> EvaluateOptions {
@@ -315,7 +318,8 @@ impl Settings {
     /// A loader of rows in file order, which makes batches on demand.
     fn loader(&self, dataset: &Arc<Dataset>, tokenizer: &Arc<Tokenizer>) -> Outcome<DataLoader> {
         let options = in_file_order(&self.loader, self.micro_batch_samples);
-        Ok(DataLoader::new(Arc::clone(dataset), Arc::clone(tokenizer), options, Position::default(), NOTHING_AHEAD)?)
+        let start = Position { epoch: 0, sample: self.task.as_ref().map_or(0, |rows| rows.start) };
+        Ok(DataLoader::new(Arc::clone(dataset), Arc::clone(tokenizer), options, start, NOTHING_AHEAD)?)
     }
 
     /// Some rows of a batch.
@@ -365,6 +369,33 @@ impl Figures {
             examples,
             preference,
         }
+    }
+
+    /// The results of several tasks as one: the loss of all their target tokens, and the mean of each score over the tasks.
+    pub fn of_tasks(tasks: &[Figures]) -> Option<Self> {
+        let first = tasks.first()?;
+        let sum = |of: fn(&Figures) -> u64| tasks.iter().map(of).sum::<u64>();
+        let target_tokens = sum(|of| of.target_tokens);
+        #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
+        let (loss, count) = (
+            tasks.iter().map(|of| of.loss * of.target_tokens as f64).sum::<f64>() / target_tokens as f64,
+            tasks.len() as f64,
+        );
+        let mean = |metric: Metric| tasks.iter().map(|of| of.value(metric)).sum::<f64>() / count;
+        Some(Self {
+            samples: sum(|of| of.samples),
+            bad_rows: sum(|of| of.bad_rows),
+            target_tokens,
+            loss,
+            perplexity: loss.exp(),
+            generated_samples: sum(|of| of.generated_samples),
+            values: first.values.iter().map(|(metric, _)| (*metric, mean(*metric))).collect(),
+            signatures: first.signatures.clone(),
+            wanted: first.wanted.clone(),
+            labels: None,
+            examples: tasks.iter().flat_map(|of| of.examples.iter().take(1).cloned()).collect(),
+            preference: None,
+        })
     }
 
     /// A score of the answers; 0 if there are none.

@@ -13,6 +13,8 @@ pub struct Data {
     pub train: Vec<String>,
     /// Files and globs; may be empty.
     pub validation: Vec<String>,
+    /// Tasks that are mixed; `train` and `validation` are then the files of all of them.
+    pub tasks: Tasks,
     /// Rows of `train` for validation: a share if below 1, otherwise a count.
     pub validation_split: Option<f64>,
     /// The columns that the config names.
@@ -89,6 +91,34 @@ pub struct Columns {
     pub label: Option<String>,
 }
 
+/// A task.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataTask {
+    /// Its name, which no other task has.
+    pub name: String,
+    /// Files and globs.
+    pub train: Vec<String>,
+    /// Files and globs; may be empty.
+    pub validation: Vec<String>,
+    /// The text before each source; `None`: that of `data.source_prefix`, or the model's own.
+    pub source_prefix: Option<String>,
+    /// A factor on its rate.
+    pub weight: f64,
+    /// The columns that it names; the others are those of `data`.
+    pub columns: Columns,
+}
+
+/// The tasks and their mixing; none: the rows of `data.train` are one task.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tasks {
+    /// The tasks in their order.
+    pub tasks: Vec<DataTask>,
+    /// The rates.
+    pub mixing: Option<dataloader::Mixing>,
+    /// The most rows of a task that count for its rate.
+    pub limit: Option<u64>,
+}
+
 /// Treatment of unusable rows in text files: malformed rows, and rows without text in a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadRows {
@@ -127,6 +157,7 @@ impl Data {
         Self {
             train: values.list("data.train").unwrap_or_default(),
             validation: values.list("data.validation").unwrap_or_default(),
+            tasks: Tasks::default(),
             validation_split: values.number("data.validation_split").filter(|rows| *rows > 0.0),
             chosen: Columns {
                 prompt,

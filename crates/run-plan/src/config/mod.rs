@@ -27,13 +27,14 @@ mod precedence;
 pub mod preference;
 pub mod surroundings;
 pub mod task;
+pub mod tasks;
 pub mod unused;
 pub mod values;
 mod written;
 
 use std::path::PathBuf;
 
-pub use data::{BadRows, Columns, Data, Objective};
+pub use data::{BadRows, Columns, Data, DataTask, Objective, Tasks};
 pub use generation::Generation;
 pub use memory::{Memory, PricesFrom};
 pub use optimizer::Optimizer;
@@ -194,6 +195,9 @@ pub struct Checkpoint {
 impl Config {
     /// The key or flag that gave the files of `data.train`: the key itself, or `--data` of `eval`.
     pub fn label_of_rows(&self) -> &'static str {
+        if !self.data.tasks.tasks.is_empty() {
+            return "data.tasks";
+        }
         match self.values.origin("data.train") {
             Origin::Flag(flag) if flag == "--data" => "--data",
             _ => "data.train",
@@ -208,7 +212,8 @@ impl Config {
     /// Resolves values into a config, or names the keys that contradict each other.
     pub fn resolve(values: Values) -> Outcome<Self> {
         let lacks_model = values.switch("run.finetune") && values.text("model.init_from").is_none();
-        if values.list("data.train").is_none_or(|files| files.is_empty()) && !lacks_model {
+        let has_rows = values.list("data.train").is_some_and(|files| !files.is_empty());
+        if !has_rows && values.tables("data.tasks").is_empty() && !lacks_model {
             return Err(Failure::usage("`data.train` is empty: there is nothing to train on")
                 .hint("name your rows: `--data rows.parquet`")
                 .hint("with no data, model or `--config`, a demo runs on its own rows"));
@@ -238,7 +243,7 @@ impl Config {
             base_precision: values.text("model.base_precision").as_deref().and_then(t5::Precision::of_name),
             overrides: values.table("model.overrides"),
         };
-        let data = Data::from_values(&values);
+        let data = tasks::with_tasks(Data::from_values(&values), &values)?;
         let train = train(&values, &run, &data)?;
         let lora = lora::Adapter::from_values(&values)?;
         let optimizer = Optimizer::from_values(&values, lora.is_some())?;

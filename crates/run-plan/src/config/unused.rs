@@ -93,6 +93,16 @@ const RULES: &[Rule] = &[
         why: "it is for pairs of prompt and response, and the run trains span corruption",
     },
     Rule {
+        keys: &["data.mixing", "data.mixing_limit"],
+        has_effect: |config, _| !config.data.tasks.tasks.is_empty(),
+        why: "it is for `[[data.tasks]]`",
+    },
+    Rule {
+        keys: &["data.mixing_temperature"],
+        has_effect: |config, _| matches!(config.data.tasks.mixing, Some(dataloader::Mixing::Temperature(_))),
+        why: "it is for `data.mixing = \"temperature\"`",
+    },
+    Rule {
         keys: &["data.block_rows", "data.window_blocks"],
         has_effect: |config, _| config.data.shuffle,
         why: "`data.shuffle` is false",

@@ -17,6 +17,7 @@ use super::prediction::Prediction;
 use super::{FirstModel, GraphLaunchCheck, Session, together};
 use crate::config::{Config, surroundings::Surroundings, unused::Circumstances};
 use crate::data::survival;
+use crate::data::tasks;
 use crate::failure::Outcome;
 use crate::files::metrics::Metrics;
 use crate::files::run_dir::RunDir;
@@ -232,6 +233,7 @@ fn announce(
     let report = Report::new(steps.total, steps.done, config.run.log_every_steps);
     let screen = start_screen::text(config, opened, &steps.options, steps.done, steps.total)?;
     report.line(&screen);
+    opened.mixture.iter().for_each(|mixture| report.line(&tasks::in_words(mixture)));
     if opened.reading.survival.as_ref().is_some_and(|(survival, _)| survival.changed[1] > 0) {
         let hint = survival::hint(config.model.init_from.as_deref(), &opened.reading.train.originals);
         report.line(&format!("hint: {hint}"));
