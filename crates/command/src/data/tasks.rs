@@ -8,7 +8,7 @@ use memory_policy::plural;
 use row_files::{Chosen, Conversion};
 use run_report::visible;
 
-use crate::config::{Config, DataTask};
+use crate::config::{Config, DataTask, Mixing};
 use crate::data::data_files;
 use crate::data::reading::{self, Part};
 use crate::data::splits::{self, Purpose};
@@ -79,7 +79,11 @@ pub fn mixture(config: &Config, model: &t5::Config, rows: &[u64]) -> Outcome<Arc
             .hint("leave the task out, or name files with rows"));
     }
     let weights: Vec<f64> = of.tasks.iter().map(|task| task.weight).collect();
-    let mixing = of.mixing.unwrap_or(dataloader::Mixing::Proportional);
+    let mixing = match of.mixing {
+        Some(Mixing::Equal) => dataloader::Mixing::Equal,
+        Some(Mixing::Temperature(temperature)) => dataloader::Mixing::Temperature(temperature),
+        Some(Mixing::Proportional) | None => dataloader::Mixing::Proportional,
+    };
     let Some(samples) = samples_of(rows, mixing, of.limit, &weights) else {
         return Err(Failure::usage(format!("`{KEY}`: the weights of the tasks sum to nothing"))
             .hint("give a task with rows a `weight` above 0"));

@@ -108,13 +108,24 @@ pub struct DataTask {
     pub columns: Columns,
 }
 
+/// How many samples tasks give, beside each other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Mixing {
+    /// As many as they have rows.
+    Proportional,
+    /// All the same.
+    Equal,
+    /// Their rows to the power of one over this temperature.
+    Temperature(f64),
+}
+
 /// The tasks and their mixing; none: the rows of `data.train` are one task.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tasks {
     /// The tasks in their order.
     pub tasks: Vec<DataTask>,
     /// The rates.
-    pub mixing: Option<dataloader::Mixing>,
+    pub mixing: Option<Mixing>,
     /// The most rows of a task that count for its rate.
     pub limit: Option<u64>,
 }

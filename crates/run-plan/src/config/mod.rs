@@ -34,7 +34,7 @@ mod written;
 
 use std::path::PathBuf;
 
-pub use data::{BadRows, Columns, Data, DataTask, Objective, Tasks};
+pub use data::{BadRows, Columns, Data, DataTask, Mixing, Objective, Tasks};
 pub use generation::Generation;
 pub use memory::{Memory, PricesFrom};
 pub use optimizer::Optimizer;

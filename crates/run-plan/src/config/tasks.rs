@@ -1,10 +1,9 @@
 //! `[[data.tasks]]`: tasks whose rows are mixed, and how many samples each gives.
 
-use dataloader::Mixing;
 use toml::Value;
 
 use super::keys::{NEAR, likeness};
-use super::{Columns, Data, DataTask, Tasks, Values};
+use super::{Columns, Data, DataTask, Mixing, Tasks, Values};
 use crate::failure::{Failure, Outcome};
 
 const KEY: &str = "data.tasks";

@@ -99,7 +99,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         keys: &["data.mixing_temperature"],
-        has_effect: |config, _| matches!(config.data.tasks.mixing, Some(dataloader::Mixing::Temperature(_))),
+        has_effect: |config, _| matches!(config.data.tasks.mixing, Some(super::Mixing::Temperature(_))),
         why: "it is for `data.mixing = \"temperature\"`",
     },
     Rule {
