@@ -147,7 +147,7 @@ mod tests {
         );
         let Tasks { tasks, mixing, limit } = data.tasks;
         assert_eq!((mixing, limit), (Some(Mixing::Temperature(3.0)), Some(100)));
-        let columns = |task: &Task| (task.columns.prompt.clone(), task.columns.response.clone());
+        let columns = |task: &DataTask| (task.columns.prompt.clone(), task.columns.response.clone());
         assert_eq!(columns(&tasks[0]), (Some("q".into()), Some("r".into())));
         assert_eq!(columns(&tasks[1]), (Some("p".into()), None));
         assert_eq!((tasks[1].source_prefix.as_deref(), tasks[1].weight), (Some("b: "), 2.0));
