@@ -54,7 +54,7 @@ fn a_text_with_a_label_is_a_pair_and_never_pretraining() {
 fn two_meanings_are_refused_and_each_command_of_the_refusal_works() {
     let scene = Scene::new();
     scene.write("rows.csv", "text,grade\nit was bad,F\nit was good,A\n");
-    let refused = train(&scene, "rows.csv", &[]).expect_code(2).expect_words(&["2 meanings"]);
+    let refused = train(&scene, "rows.csv", &[]).expect_code(2).expect_words(&["can be read in 2 ways"]);
     let commands: Vec<&str> = refused.err.lines().filter_map(|line| line.split('`').rev().nth(1)).collect();
     let commands = commands.into_iter().filter(|command| command.starts_with("--set"));
     for (number, command) in commands.enumerate() {

@@ -251,7 +251,7 @@ impl Error {
 }
 
 /// Whether these are columns of answers of which one was chosen.
-pub(crate) fn is_preference(columns: &[String]) -> bool {
+fn is_preference(columns: &[String]) -> bool {
     ["chosen", "rejected"].iter().all(|name| columns.iter().any(|column| column == name))
 }
 

@@ -1,23 +1,16 @@
 //! The ways out of a file whose columns have no known meaning: settings for each meaning that they could have, and a header for a file that
 //! lacks one.
 
-use crate::error::{Error, is_preference};
+use crate::error::Error;
 use crate::forms::guesses;
 use crate::meaning::{Meaning, quoted};
-
-/// Whether answers of which one was chosen lack their prompt. Neither is a text of its own.
-fn is_preference_alone(columns: &[String]) -> bool {
-    is_preference(columns) && !columns.iter().any(|column| column == "prompt")
-}
 
 impl Error {
     /// What the columns of the file could mean, with the settings that say so.
     pub fn meanings(&self) -> Vec<Meaning> {
         match self {
             Self::Question { meanings, .. } => meanings.clone(),
-            Self::Columns { missing, columns, .. }
-                if ["prompt", "response"].contains(&missing.as_str()) && !is_preference_alone(columns) =>
-            {
+            Self::Columns { missing, columns, .. } if ["prompt", "response"].contains(&missing.as_str()) => {
                 guesses(columns)
             }
             _ => Vec::new(),
@@ -73,7 +66,7 @@ mod tests {
             &["--prompt-column src --response-column tgt", "--prompt-column tgt --response-column src"],
         );
         check("prompt|chosen|rejected", "response", &["--prompt-column prompt --response-column chosen"]);
-        check("chosen|rejected", "prompt", &[]);
+        check("chosen|rejected", "prompt", &["--text-column chosen"]);
         check("only", "prompt", &["--text-column only"]);
         check("a|b|c", "prompt", &["--prompt-column a --response-column c"]);
         check("a|b", "nosuch", &[]);

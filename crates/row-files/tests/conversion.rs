@@ -236,7 +236,7 @@ fn members_of_objects_have_dotted_names_in_every_form() {
             read_as(std::slice::from_ref(&path), &Settings::default(), &chosen, &ReadOptions::default()).unwrap();
         assert_eq!(pairs, [("hello".to_owned(), "hallo".to_owned())], "{path:?}");
         let error = read(&path).unwrap_err().to_string();
-        assert!(error.contains("2 meanings"), "{path:?}: {error}");
+        assert!(error.contains("in 2 ways"), "{path:?}: {error}");
     }
 }
 

@@ -110,7 +110,7 @@ fn what_is_not_a_parquet_file_is_named() {
     check(b"", "it is 0 bytes long, expected at least 12");
     check(b"prompt,response\nhello,world\n", "it ends with \"rld\\n\", expected PAR1");
     let (error, _) = open_error(&directory.path().to_owned(), &["prompt"]);
-    assert_eq!(error, "not a parquet file: it is a directory, expected a file");
+    assert_eq!(error, "not a parquet file: expected a regular file, got a directory");
     std::fs::write(&path, b"PAR1....\xff\xff\xff\x7fPAR1").unwrap();
     let (error, _) = open_error(&path, &["prompt"]);
     assert_eq!(error, "the footer is corrupt: it declares 2147483647 bytes, expected at most 4");
