@@ -81,20 +81,25 @@ fn a_run_of_a_classifier_in_two_parts_ends_with_the_bits_of_one() {
 #[test]
 fn the_cut_and_the_budget_change_no_loss_of_a_classifier_and_the_decoder_of_a_tagger_costs_nothing() {
     let scene = scene();
-    let losses = |more: &[&str], output: &str| -> Vec<f64> {
+    let steps = |more: &[&str], output: &str| -> Vec<[f64; 2]> {
         train(&scene, "token-classification", "words.jsonl", &[more, &["--output", output]].concat()).expect_code(0);
-        scene.events(output, "step").iter().map(|step| step["loss"].as_f64().expect("a loss")).collect()
+        let figures = |step: &Value| ["loss", "grad_norm"].map(|name| step[name].as_f64().expect("a number"));
+        scene.events(output, "step").iter().map(figures).collect()
     };
-    let whole = losses(&[], "a");
+    let whole = steps(&[], "a");
     for (more, output) in [
         (&["--set", "memory.micro_batch_samples=1"][..], "b"),
         (&["--set", "memory.micro_batch_samples=2", "--set", "memory.recompute_blocks=1"], "c"),
         (&["--set", "memory.weight_offload=disk", "--set", "memory.micro_batch_samples=2"], "d"),
     ] {
-        // The first steps: a kink of relu turns rounding, which differs between processors, into more of it with each step.
-        for (step, (one, other)) in whole.iter().zip(losses(more, output)).take(3).enumerate() {
-            let tolerance = if step == 0 { 1e-6 } else { 1e-3 };
-            assert!((one - other).abs() < tolerance * one.abs().max(0.01), "{output}, step {step}: {one}, {other}");
+        for (step, (one, other)) in whole.iter().zip(steps(more, output)).enumerate() {
+            // Adafactor's first update of an element is its gradient's sign, which rounding decides where the gradient is nearly 0. How
+            // often it does depends on the processor.
+            let tolerance = if step == 0 { [1e-6, 1e-4] } else { [1e-2, f64::INFINITY] };
+            for ((one, other), tolerance) in one.iter().zip(other).zip(tolerance) {
+                let far = (one - other).abs() / one.abs().max(0.01);
+                assert!(far <= tolerance, "{output}, step {step}: {one}, {other}");
+            }
         }
     }
     let peaks = |run: &str| {
