@@ -60,14 +60,20 @@ def inputs(sources):
     return {"input_ids": padded(sources, CONFIG["pad_token_id"]), "attention_mask": mask}
 
 
-def write_encoder(folder, seed):
+def made(folder, model_class, config, seed):
+    """A new model in a directory, read back in f64, and the generator that perturbed it."""
     folder.mkdir()
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    model = T5EncoderModel(T5Config(**CONFIG))
+    model = model_class(T5Config(**config))
     perturb(model, generator)
     model.save_pretrained(folder)
-    model = T5EncoderModel.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
+    return model_class.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager"), generator
+
+
+def write_encoder(folder, seed):
+    model, generator = made(folder, T5EncoderModel, CONFIG, seed)
+    model.eval()
     sources = make_sources(7, generator)
     batch = inputs(sources)
     with torch.no_grad():
@@ -84,13 +90,8 @@ def write_encoder(folder, seed):
 
 
 def write_classifier(folder, name, model_class, config, seed):
-    folder.mkdir()
-    generator = torch.Generator().manual_seed(seed)
-    torch.manual_seed(seed)
-    model = model_class(T5Config(**config))
-    perturb(model, generator)
-    model.save_pretrained(folder)
-    model = model_class.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").train()
+    model, generator = made(folder, model_class, config, seed)
+    model.train()
     optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZER)
     steps = []
     for _ in range(STEPS):

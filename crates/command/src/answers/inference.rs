@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use t5::peft::AdapterDirectory;
 use t5::{AnswerShape, ModelDirectory, StoredWeights, T5};
 
+use crate::answers::prompts::{Inputs, Limits};
 use crate::cli::answer_flags::WeightFlags;
 use crate::config::PricesFrom;
 use crate::failure::{Exit, Failure, Outcome};
@@ -109,6 +110,24 @@ type Rows<'a> = Option<planner::EvaluatedRows<'a>>;
 type Within<'a> = (Budgets, &'a Pins);
 
 impl<'a> Asked<'a> {
+    /// The plan with the widest limits of reading an input that fit, and these limits. `shape` is the computation within given ones.
+    pub fn plan_to_read(
+        self,
+        inputs: Inputs<'_>,
+        budgets: Budgets,
+        shape: impl Fn(Limits) -> Shape,
+    ) -> Outcome<(Planned<'a>, Limits)> {
+        let now = SystemProbe::new().snapshot()?;
+        let mut limits = Limits::of(inputs, budgets.process.resolve(&now), &now)?.into_iter().peekable();
+        loop {
+            let Some(within) = limits.next() else { return Err(Failure::internal("an input without limits")) };
+            match self.clone().plan(&shape(within), None, (budgets, &Pins::default())) {
+                Err(failure) if failure.exit == Exit::DoesNotFit && limits.peek().is_some() => {}
+                planned => return Ok((planned?, within)),
+            }
+        }
+    }
+
     /// The fastest plan that fits, on the named device or on the faster one. Prints a line with a chosen device.
     ///
     /// Weights keep the precision in which they are stored: the same values give the same bits, in f32 or in bf16.

@@ -111,6 +111,14 @@ pub struct MergeArgs {
     /// Precision of the merged matrices [default: as each is stored]
     #[arg(long, value_enum, value_name = "DTYPE")]
     pub dtype: Option<StoredPrecision>,
+    /// The result
+    #[command(flatten)]
+    pub result: ResultFlags,
+}
+
+/// Flags of commands that make a model directory.
+#[derive(Args, Debug)]
+pub struct ResultFlags {
     /// Replace an existing output directory that holds a model and no run
     #[arg(long)]
     pub force: bool,
@@ -128,12 +136,9 @@ pub struct AverageArgs {
     /// Directory of the mean
     #[arg(long, short, value_name = "DIR")]
     pub output: PathBuf,
-    /// Replace an existing output directory that holds a model and no run
-    #[arg(long)]
-    pub force: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
+    /// The result
+    #[command(flatten)]
+    pub result: ResultFlags,
 }
 
 /// Flags of `convert-base`.
@@ -148,10 +153,7 @@ pub struct ConvertBaseArgs {
     /// Directory of the quantised model
     #[arg(long, short, value_name = "DIR")]
     pub output: PathBuf,
-    /// Replace an existing output directory that holds a model and no run
-    #[arg(long)]
-    pub force: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
+    /// The result
+    #[command(flatten)]
+    pub result: ResultFlags,
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::cli::export_flags::ResultFlags;
 use crate::cli::flag_values::typed_path;
 use crate::cli::row_flags::{ColumnFlags, TextFlags};
 
@@ -31,12 +32,9 @@ pub struct TrimVocabArgs {
     /// Directory of the trimmed model
     #[arg(long, short, value_name = "DIR")]
     pub output: PathBuf,
-    /// Replace an existing output directory that holds a model and no run
-    #[arg(long)]
-    pub force: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
+    /// The result
+    #[command(flatten)]
+    pub result: ResultFlags,
 }
 
 /// Flags of `add-tokens`.
@@ -60,10 +58,7 @@ pub struct AddTokensArgs {
     /// Directory of the new model
     #[arg(long, short, value_name = "DIR")]
     pub output: PathBuf,
-    /// Replace an existing output directory that holds a model and no run
-    #[arg(long)]
-    pub force: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
+    /// The result
+    #[command(flatten)]
+    pub result: ResultFlags,
 }

@@ -2,21 +2,20 @@
 
 use std::time::Instant;
 
-use dataloader::{Tokenizer, Vocabulary};
+use dataloader::Tokenizer;
 use memory_policy::{Bytes, Probe, SystemProbe, counted, plural};
 use serde_json::json;
 use trainer::checkpoint::export_with_rows;
 
 use crate::cli::vocabulary_flags::AddTokensArgs;
 use crate::commands::convert::named_by_flags;
-use crate::commands::merge::check_output;
+use crate::commands::trim_vocab::Whole;
 use crate::config::paths;
 use crate::data::data_files;
 use crate::data::file_texts::FileTexts;
 use crate::data::survival::Survival;
 use crate::failure::{Failure, Outcome};
 use crate::files::outputs;
-use crate::model::model_directory;
 use crate::screen::report;
 
 /// A file of tokens is not longer than this.
@@ -27,12 +26,7 @@ const SHOWN: usize = 16;
 /// Adds tokens to a model's vocabulary.
 pub fn add_tokens(flags: &AddTokensArgs) -> Outcome<()> {
     let began = Instant::now();
-    let model = model_directory::find(&flags.model)?;
-    check_output(&flags.output, flags.force, &[&model])?;
-    let config = t5::Config::from_file(&model.join("config.json"))?;
-    let tokenizer = model_directory::tokenizer(&model)?;
-    model_directory::check_size(&config, &tokenizer)?;
-    let vocabulary = Vocabulary::of(&tokenizer)?;
+    let Whole { model, config, tokenizer, vocabulary } = Whole::open(&flags.model, &flags.output, flags.result.force)?;
     let (mut tokens, mut known) = (Vec::new(), 0);
     for token in named(&flags.tokens)?.into_iter().chain(missing(flags, &tokenizer)?) {
         match vocabulary.holds(&token) || tokens.contains(&token) {
@@ -55,7 +49,7 @@ pub fn add_tokens(flags: &AddTokensArgs) -> Outcome<()> {
     let peak = SystemProbe::new().snapshot()?.peak_rss;
     let first = vocabulary.rows();
     let (output, seconds) = (flags.output.display().to_string(), began.elapsed().as_secs_f64());
-    if flags.json {
+    if flags.result.json {
         let ids = tokens.iter().zip(first..).map(|(token, id)| json!({"token": token, "id": id}));
         let json = json!({
             "output": output, "model": model.display().to_string(), "added": ids.collect::<Vec<_>>(),

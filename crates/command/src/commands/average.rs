@@ -23,13 +23,13 @@ pub fn average(flags: &AverageArgs) -> Outcome<()> {
     }
     let models = flags.models.iter().map(|model| find(model)).collect::<Outcome<Vec<PathBuf>>>()?;
     let inputs: Vec<&PathBuf> = models.iter().collect();
-    check_output(&flags.output, flags.force, &inputs.iter().map(|path| path.as_path()).collect::<Vec<_>>())?;
+    check_output(&flags.output, flags.result.force, &inputs.iter().map(|path| path.as_path()).collect::<Vec<_>>())?;
     check_tokenizers(&models)?;
     outputs::make_directory_of(&flags.output)?;
     let averaged = export_average(&models, &flags.output)?;
     let peak = SystemProbe::new().snapshot()?.peak_rss;
     let (output, seconds) = (flags.output.display().to_string(), began.elapsed().as_secs_f64());
-    if flags.json {
+    if flags.result.json {
         let json = json!({
             "output": output, "models": models.iter().map(|path| path.display().to_string()).collect::<Vec<_>>(),
             "parameters": averaged.parameters, "bytes": averaged.bytes, "seconds": seconds, "peak_rss_bytes": peak.0,

@@ -17,13 +17,13 @@ use crate::screen::report;
 pub fn convert_base(flags: &ConvertBaseArgs) -> Outcome<()> {
     let began = Instant::now();
     let model = model_directory::find(&flags.model)?;
-    check_output(&flags.output, flags.force, &[&model])?;
+    check_output(&flags.output, flags.result.force, &[&model])?;
     outputs::make_directory_of(&flags.output)?;
     let precision: t5::Precision = flags.precision.into();
     let weights = export_quantised(&model, precision, &flags.output)?;
     let peak = SystemProbe::new().snapshot()?.peak_rss;
     let (output, seconds) = (flags.output.display().to_string(), began.elapsed().as_secs_f64());
-    if flags.json {
+    if flags.result.json {
         let json = json!({
             "output": output,
             "model": model.display().to_string(),

@@ -19,7 +19,7 @@ pub fn merge(flags: &MergeArgs) -> Outcome<()> {
     let began = Instant::now();
     let adapter = AdapterDirectory::find(&flags.adapter)?;
     let base = base(flags, &adapter)?;
-    check_output(&flags.output, flags.force, &[&base, &adapter])?;
+    check_output(&flags.output, flags.result.force, &[&base, &adapter])?;
     outputs::make_directory_of(&flags.output)?;
     let merged = export_merged(&base, &adapter, flags.dtype.map(Into::into), &flags.output)?;
     let peak = SystemProbe::new().snapshot()?.peak_rss;
@@ -29,7 +29,7 @@ pub fn merge(flags: &MergeArgs) -> Outcome<()> {
         );
     }
     let (output, seconds) = (flags.output.display().to_string(), began.elapsed().as_secs_f64());
-    if flags.json {
+    if flags.result.json {
         let json = json!({
             "output": output,
             "model": base.display().to_string(),

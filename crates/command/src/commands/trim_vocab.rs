@@ -1,7 +1,7 @@
 //! `train_low_mem trim-vocab`: a model with the entries of its vocabulary that some rows need, and the others gone.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use dataloader::{ChangedTokenizer, Tokenizer, Vocabulary};
@@ -19,15 +19,35 @@ use crate::files::outputs;
 use crate::model::model_directory;
 use crate::screen::report;
 
+/// A model whose vocabulary becomes another.
+pub(super) struct Whole {
+    /// Its directory.
+    pub model: PathBuf,
+    /// Its config.
+    pub config: t5::Config,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    /// The tokenizer's entries.
+    pub vocabulary: Vocabulary,
+}
+
+impl Whole {
+    /// Opens a model, after checking that the new one may be written to `output`.
+    pub fn open(named: &Path, output: &Path, force: bool) -> Outcome<Self> {
+        let model = model_directory::find(named)?;
+        check_output(output, force, &[&model])?;
+        let config = t5::Config::from_file(&model.join("config.json"))?;
+        let tokenizer = model_directory::tokenizer(&model)?;
+        model_directory::check_size(&config, &tokenizer)?;
+        let vocabulary = Vocabulary::of(&tokenizer)?;
+        Ok(Self { model, config, tokenizer, vocabulary })
+    }
+}
+
 /// Trims a model's vocabulary.
 pub fn trim_vocab(flags: &TrimVocabArgs) -> Outcome<()> {
     let began = Instant::now();
-    let model = model_directory::find(&flags.model)?;
-    check_output(&flags.output, flags.force, &[&model])?;
-    let config = t5::Config::from_file(&model.join("config.json"))?;
-    let tokenizer = model_directory::tokenizer(&model)?;
-    model_directory::check_size(&config, &tokenizer)?;
-    let vocabulary = Vocabulary::of(&tokenizer)?;
+    let Whole { model, config, tokenizer, vocabulary } = Whole::open(&flags.model, &flags.output, flags.result.force)?;
     let files = data_files::files("--keep-used", &flags.keep_used)?;
     let texts = FileTexts::open(&files, (&flags.columns.chosen(), &flags.text.options()), named_by_flags)?;
     let prefix = flags.source_prefix.as_deref().unwrap_or(config.prefix());
@@ -49,7 +69,7 @@ pub fn trim_vocab(flags: &TrimVocabArgs) -> Outcome<()> {
     #[expect(clippy::cast_precision_loss, reason = "a share of tokens")]
     let share = if all == 0 { 1.0 } else { kept as f64 / all as f64 };
     let (output, seconds) = (flags.output.display().to_string(), began.elapsed().as_secs_f64());
-    if flags.json {
+    if flags.result.json {
         let json = json!({
             "output": output, "model": model.display().to_string(), "rows_read": rows,
             "entries": entries, "table_rows": changed.rows, "parameters": changed.parameters, "bytes": changed.bytes,

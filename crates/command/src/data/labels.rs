@@ -15,7 +15,7 @@ const MAX_LABELS: usize = 10_000;
 /// The labels of these files, in the order of their numbers, or else in their own order.
 ///
 /// # Errors
-/// A file cannot be read; or there are so many labels that the column must have texts.
+/// A file cannot be read. The column has too many labels to be one of labels.
 pub fn of(conversion: &Conversion, file: &Path, task: Task) -> Outcome<Vec<String>> {
     let named = conversion.sources.iter().find_map(|(_, kind, pairing)| kind.classes.names(pairing.flat()?.1));
     if let Some(names) = named {

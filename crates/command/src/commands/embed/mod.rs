@@ -8,16 +8,16 @@ mod vector_file;
 use std::time::Instant;
 
 use dataloader::Side;
-use memory_policy::{Probe, SystemProbe, counted, plural};
-use planner::{AnswerBytes, Pins};
+use memory_policy::{counted, plural};
+use planner::AnswerBytes;
 use serde_json::json;
 use t5::{AnswerShape, Head, T5};
 
 use crate::answers::inference::{Asked, Shape};
-use crate::answers::prompts::{self, Inputs, Limits};
+use crate::answers::prompts::{self, Inputs};
 use crate::cli::embed_flags::EmbedArgs;
 use crate::config::PricesFrom;
-use crate::failure::{Exit, Failure, Outcome};
+use crate::failure::{Failure, Outcome};
 use crate::machine::device;
 use crate::machine::stages::{self, Stages};
 use crate::model::model_directory;
@@ -57,22 +57,15 @@ pub fn embed(flags: &EmbedArgs) -> Outcome<()> {
     };
     let column = ("--text-column", flags.text_column.as_str());
     let inputs = Inputs { typed: &[], file: Some(&flags.input), column, text: &flags.text };
-    let now = SystemProbe::new().snapshot()?;
-    let mut limits = Limits::of(inputs, budgets.process.resolve(&now), &now)?.into_iter().peekable();
     let window = flags.batch_samples.max(1) * BATCHES_SORTED_TOGETHER;
-    let (planned, limits) = loop {
-        let Some(within) = limits.next() else { return Err(Failure::internal("an input without limits")) };
+    let (planned, limits) = asked.plan_to_read(inputs, budgets, |within| {
         let held = window_bytes(window, flags.max_source_tokens, config.d_model) + form.bytes(config.d_model);
         let text = 2 * prompts::MAX_PROMPT_BYTES as u64 + within.bytes;
-        let shape = Shape {
+        Shape {
             prompts: planner::Reading { rows: held + text, batch: held },
             ..Shape::of_answers(flags.batch_samples.max(1), flags.max_source_tokens, AnswerShape::greedy(1))
-        };
-        match asked.clone().plan(&shape, None, (budgets, &Pins::default())) {
-            Err(failure) if failure.exit == Exit::DoesNotFit && limits.peek().is_some() => {}
-            planned => break (planned?, within),
         }
-    };
+    })?;
     if flags.weights.dry_run {
         return report::result(&planned.bill());
     }

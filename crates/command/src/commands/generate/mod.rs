@@ -6,8 +6,7 @@ use std::cell::{Cell, RefCell};
 
 use candle_core::DType;
 use dataloader::{Side, Tokenizer};
-use memory_policy::{Probe, SystemProbe, counted, plural};
-use planner::Pins;
+use memory_policy::{counted, plural};
 use serde_json::{Value, json};
 use t5::peft::AdapterDirectory;
 use t5::{Answer, GenerateOptions, T5, Watch};
@@ -17,7 +16,7 @@ use crate::answers::prompts::{self, Inputs, Limits};
 use crate::cli::answer_flags::GenerateArgs;
 use crate::config::generation::Generation;
 use crate::config::{PricesFrom, Values};
-use crate::failure::{Exit, Failure, Outcome};
+use crate::failure::{Failure, Outcome};
 use crate::machine::device;
 use crate::machine::stages::{self, Stages};
 use crate::model::model_directory;
@@ -68,22 +67,13 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let prompts = flags.input.is_none().then_some(flags.prompts.len() + flags.prompt.len());
     let most = if flags.stream { 1 } else { flags.batch_samples };
     let samples = prompts.map_or(most, |prompts| most.min(prompts.max(1)));
-    let now = SystemProbe::new().snapshot()?;
     let typed: Vec<String> = flags.prompts.iter().chain(&flags.prompt).cloned().collect();
     let column = ("--prompt-column", flags.prompt_column.as_deref().unwrap_or("prompt"));
     let inputs = Inputs { typed: &typed, file: flags.input.as_deref(), column, text: &flags.text };
-    let mut limits = Limits::of(inputs, budgets.process.resolve(&now), &now)?.into_iter().peekable();
-    let (planned, limits) = loop {
-        let Some(within) = limits.next() else { return Err(Failure::internal("an input without limits")) };
-        let shape = Shape {
-            prompts: prompt_bytes(flags, within),
-            ..Shape::of_answers(samples, flags.max_source_tokens, decoding.shape())
-        };
-        match asked.clone().plan(&shape, None, (budgets, &Pins::default())) {
-            Err(failure) if failure.exit == Exit::DoesNotFit && limits.peek().is_some() => {}
-            planned => break (planned?, within),
-        }
-    };
+    let (planned, limits) = asked.plan_to_read(inputs, budgets, |within| Shape {
+        prompts: prompt_bytes(flags, within),
+        ..Shape::of_answers(samples, flags.max_source_tokens, decoding.shape())
+    })?;
     if flags.weights.dry_run {
         return report::result(&planned.bill());
     }
