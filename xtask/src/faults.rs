@@ -97,7 +97,10 @@ impl Options {
                 "--small" => options.small = true,
                 "--resume" => options.resume = Some(value()?.into()),
                 "--out" => options.out = Some(value()?.into()),
-                "--program" => options.program = Some(value()?.into()),
+                // Tries have directories of their own.
+                "--program" => {
+                    options.program = Some(std::path::absolute(value()?).map_err(|error| error.to_string())?)
+                }
                 "--scratch" => options.scratch = Some(value()?.into()),
                 flag if flag.starts_with('-') => return Err(format!("unknown flag `{flag}`\n{USAGE}")),
                 part if PARTS.iter().any(|(name, _)| *name == part) => options.parts.push(part.to_string()),

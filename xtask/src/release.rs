@@ -13,7 +13,7 @@
 //! `target/release-files`, or below CARGO_TARGET_DIR.
 
 mod elf;
-mod man;
+pub mod man;
 mod third_party;
 
 use std::ffi::OsStr;

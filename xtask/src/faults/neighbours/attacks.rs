@@ -17,6 +17,11 @@ const CONVERT: &str = "convert ROWS --force --output SHARED/x.parquet";
 const REPORT: &str = "report SHARED/run --output SHARED/x.html";
 const EVAL: &str = "eval --model MODEL --data ROWS --samples 2 --generate-samples 0 --predictions SHARED/p.jsonl";
 const SERVE: &str = "serve MODEL --listen 127.0.0.1:0 --access-log SHARED/log";
+const EMBED: &str = "embed --model MODEL --input ROWS --text-column prompt --output SHARED/v.npy";
+/// A step whose weights are in files.
+const BENCH: &str = "bench --model tiny --batch 1 --source-tokens 4 --target-tokens 4 --steps 1 --offload SHARED";
+/// Commands that use no file of this machine.
+pub const WITHOUT_FILES: [&str; 2] = ["keys", "completions"];
 /// A leftover's name.
 const LEFT: &str = ".train_low_mem-tmp-0123456789abcdef";
 /// Exchanges a directory for a link, again and again, until it is killed.
@@ -49,6 +54,8 @@ pub enum Expected {
     Any,
     /// A refusal with these words.
     Refused(&'static str),
+    /// A report of what was found, which can be a warning.
+    Findings,
 }
 
 impl Attack {
@@ -56,6 +63,14 @@ impl Attack {
         let (name, before, command) = (name.into(), before.into(), command.into());
         let (ahead, meanwhile, expected) = (None, None, Expected::Any);
         Self { name, ahead, before, meanwhile, command, mode: 0o1777, is_theirs: false, expected }
+    }
+
+    /// The subcommand that is attacked.
+    pub fn subcommand(&self) -> &str {
+        match self.command.split(' ').next() {
+            Some(word) if !word.starts_with('-') => word,
+            _ => "train",
+        }
     }
 
     fn after(self, command: &'static str) -> Self {
@@ -68,6 +83,10 @@ impl Attack {
 
     fn in_their_directory(self) -> Self {
         Self { is_theirs: true, mode: 0o777, ..self }
+    }
+
+    fn findings(self) -> Self {
+        Self { expected: Expected::Findings, ..self }
     }
 
     fn refused(self, words: &'static str) -> Self {
@@ -234,6 +253,43 @@ fn read() -> Vec<Attack> {
             CONVERTING.replace("TOKENIZER", "SHARED/t.json"),
         )
         .refused(link),
+        Attack::new("embed: texts", rows, EMBED.replace("ROWS", "SHARED/rows.jsonl")).refused(link),
+        Attack::new(
+            "trim-vocab: rows",
+            rows,
+            "trim-vocab --model MODEL --keep-used SHARED/rows.jsonl --output SHARED/x",
+        )
+        .refused(link),
+        Attack::new(
+            "add-tokens: a list",
+            "ln -s VICTIM/precious t.txt",
+            "add-tokens --model MODEL --tokens SHARED/t.txt --output SHARED/x",
+        )
+        .refused(link),
+        Attack::new(
+            "add-tokens: rows",
+            rows,
+            "add-tokens --model MODEL --missing-in SHARED/rows.jsonl --output SHARED/x",
+        )
+        .refused(link),
+        Attack::new("doctor", "ln -s VICTIM way", "doctor --quick --output SHARED/way").findings(),
+        Attack::new(
+            "doctor: links and pipes",
+            format!("ln -s VICTIM {LEFT}-part-model; mkfifo {LEFT}"),
+            "doctor --output SHARED",
+        )
+        .findings(),
+        // The files have no names.
+        Attack::new("bench: weights in files", "ln -s VICTIM way", BENCH.replace("SHARED", "SHARED/way")),
+        Attack::new("bench: an exchanged directory", "mkdir -m 777 way", BENCH.replace("SHARED", "SHARED/way"))
+            .in_their_directory()
+            .meanwhile(exchange("way", "y")),
+        Attack::new(
+            "bench: a config",
+            model.replace("FILE", "config.json"),
+            BENCH.replace("tiny", "SHARED/m/config.json"),
+        )
+        .refused(link),
         Attack::new(
             "merge",
             adapter.replace("FILE", "adapter_model.safetensors"),
@@ -249,7 +305,16 @@ fn read() -> Vec<Attack> {
             "eval --model SHARED/m --data ROWS --samples 2 --generate-samples 0",
             "serve SHARED/m --listen 127.0.0.1:0",
             "chat SHARED/m --max-new-tokens 2",
+            "embed --model SHARED/m --input ROWS --text-column prompt --output SHARED/v.npy",
+            "average SHARED/m MODEL --output SHARED/x",
+            "trim-vocab --model SHARED/m --keep-used ROWS --output SHARED/x",
+            "add-tokens --model SHARED/m --tokens abc --output SHARED/x",
+            "bench serve SHARED/m --batch 1 --source-tokens 4 --new-tokens 2",
         ] {
+            // Its prompts are ids.
+            if command.starts_with("bench") && file == "tokenizer.json" {
+                continue;
+            }
             let name = format!("{}: {file}", command.split(' ').next().unwrap_or_default());
             attacks.push(Attack::new(name, model.replace("FILE", file), command).refused(link));
         }
@@ -281,6 +346,10 @@ fn written() -> Vec<Attack> {
         ("merge --adapter ADAPTER --force --output SHARED/x", "x"),
         ("convert-base --model MODEL --precision nf4 --force --output SHARED/x", "x"),
         ("train-tokenizer --input ROWS --vocab-size 400 --force --output SHARED/x", "x"),
+        (EMBED, "v.npy"),
+        ("average MODEL MODEL --force --output SHARED/x", "x"),
+        ("trim-vocab --model MODEL --keep-used ROWS --force --output SHARED/x", "x"),
+        ("add-tokens --model MODEL --tokens abc --force --output SHARED/x", "x"),
     ] {
         let word = command.split(' ').next().unwrap_or_default();
         attacks.push(Attack::new(format!("{word}: links and pipes for {name}"), named(name), command));
