@@ -156,3 +156,45 @@ fn rows_without_a_usable_label_are_refused_or_counted() {
         .expect_code(4)
         .expect_words(&["`response` is not a number"]);
 }
+
+#[test]
+fn an_adapter_beside_a_classifier_holds_its_layers_and_its_labels_and_is_merged_to_the_same_answers() {
+    let scene = scene();
+    scene.run(&short(&["--max-steps", "1", "--output", "base"])).expect_code(0);
+    let beside = &["--set", "model.init_from=base/model", "--lora"];
+    let rows = |task: &str| if task == "classification" { "labels.jsonl" } else { "words.jsonl" };
+    let figures = |arguments: &[&str], task: &str| {
+        let all = [&["eval"], arguments, &["--data", rows(task), "--json"]].concat();
+        let json = scene.run(&all).expect_code(0).json();
+        (json["loss"].as_f64().expect("a loss"), json["accuracy"].clone())
+    };
+    for (task, precision) in [("classification", "none"), ("token-classification", "int8"), ("classification", "nf4")] {
+        let (whole, merged) = (format!("{task}-{precision}"), format!("{task}-{precision}-merged"));
+        let precision = match precision {
+            "none" => vec![],
+            precision => vec!["--set".to_owned(), format!("model.base_precision={precision}")],
+        };
+        let precision: Vec<&str> = precision.iter().map(String::as_str).collect();
+        let flags =
+            [&beside[..], &precision, &["--set", "checkpoint.every_steps=3", "--set", "lora.dropout=0.1"]].concat();
+        train(&scene, task, rows(task), &[&flags[..], &["--output", &whole]].concat()).expect_code(0);
+        let trained = figures(&["--model", &whole], task);
+        let [first, last] = [0, 5].map(|step| scene.events(&whole, "step")[step]["loss"].as_f64().expect("a loss"));
+        assert!(last < first, "{whole}: {first}, {last}");
+        scene.run(&["embed", "--model", &whole, "--input", "labels.jsonl", "--output", "a.npy"]).expect_code(0);
+        if precision.is_empty() {
+            scene.run(&["merge", "--model", "base/model", "--adapter", &whole, "--output", &merged]).expect_code(0);
+            let of_merged = figures(&["--model", &merged], task);
+            assert!((trained.0 - of_merged.0).abs() < 1e-5 && trained.1 == of_merged.1, "{trained:?}, {of_merged:?}");
+            train(&scene, task, rows(task), &[&flags[..], &["--output", "parts", "--max-steps", "3"]].concat())
+                .expect_code(0);
+            let again = ["--output", "parts", "--max-steps", "6", "--keep-training"];
+            train(&scene, task, rows(task), &[&flags[..], &again].concat()).expect_code(0);
+            let file = "adapter/adapter_model.safetensors";
+            assert!(scene.read(&format!("{whole}/{file}")) == scene.read(&format!("parts/{file}")));
+            let words = ["an adapter of a T5ForSequenceClassification with 2 outputs"];
+            let generate = ["generate", "--model", &whole, "--prompt", "a"];
+            scene.run(&generate).expect_code(4).expect_words(&words);
+        }
+    }
+}

@@ -3,12 +3,16 @@
 Each case is a Hugging Face directory with the weights to start from, and `golden.json`. Of `encoder` it has `sources` and, by the name of
 the pooling, their `vectors`. Of a classifier it has AdamW's options, and of every step the ids, the labels (null: ignored), the loss and
 the norm of the gradient before clipping; `golden.safetensors` has `final.PARAMETER`. Dropout is off.
+
+`CASE_adapter` has the same for an adapter of PEFT beside the classifier of CASE: `start` and `final` are what PEFT saved.
 """
 
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
 from transformers import T5Config, T5EncoderModel, T5ForSequenceClassification, T5ForTokenClassification
 
+from .adapters import save
 from .files import write_json
 
 STEPS = 8
@@ -28,12 +32,19 @@ CASES = {
     "regression": (T5ForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}),
     "tokens": (T5ForTokenClassification, {"id2label": dict(enumerate(TAGS)), "label2id": {name: index for index, name in enumerate(TAGS)}}),
 }  # fmt: skip
+# name -> LoraConfig's arguments. PEFT itself adds the modules `classifier` and `score` to those that are saved.
+ADAPTERS = {
+    "sequence": {"task_type": "SEQ_CLS", "target_modules": ["q", "v", "wo"], "modules_to_save": ["classification_head"]},
+    "tokens": {"task_type": "TOKEN_CLS", "target_modules": r"transformer\.encoder\..*\.(k|wi_\d)", "use_dora": True},
+}
 
 
 def write(folder):
     write_encoder(folder / "encoder", seed=1)
     for index, (name, (model_class, changes)) in enumerate(CASES.items()):
         write_classifier(folder / name, name, model_class, CONFIG | changes, seed=100 + index)
+    for index, (name, arguments) in enumerate(ADAPTERS.items()):
+        write_adapter(folder, name, arguments, seed=200 + index)
 
 
 def perturb(model, generator):
@@ -91,21 +102,43 @@ def write_encoder(folder, seed):
 
 def write_classifier(folder, name, model_class, config, seed):
     model, generator = made(folder, model_class, config, seed)
+    steps = train(name, model, generator)
+    final = {f"final.{name}": of.detach().float().contiguous() for name, of in model.named_parameters()}
+    write_json(folder / "golden.json", {"optimizer": OPTIMIZER, "grad_clip_norm": CLIP_NORM, "steps": steps})
+    save_file(final, folder / "golden.safetensors")
+
+
+def write_adapter(folder, name, arguments, seed):
+    model_class, _ = CASES[name]
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    base = lambda dtype: model_class.from_pretrained(folder / name, dtype=dtype, attn_implementation="eager")  # noqa: E731
+    here = folder / f"{name}_adapter"
+    save(get_peft_model(base(torch.float32), LoraConfig(r=3, lora_alpha=6, **arguments)), here / "start")
+    model = PeftModel.from_pretrained(base(torch.float64), here / "start", is_trainable=True).to(torch.float64)
+    steps = train(name, model, generator)
+    save(model.to(torch.float32), here / "final")
+    for saved in (here / "start", here / "final"):
+        path = saved / "adapter_config.json"
+        path.write_text(path.read_text().replace(str(folder / name), name))
+    write_json(here / "golden.json", {"optimizer": OPTIMIZER, "grad_clip_norm": CLIP_NORM, "steps": steps})
+
+
+def train(name, model, generator):
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZER)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, **OPTIMIZER)
     steps = []
     for _ in range(STEPS):
         sources = make_sources(5, generator)
         labels, tensor = make_labels(name, sources, generator)
         loss = model(**inputs(sources), labels=tensor).loss
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+        norm = torch.nn.utils.clip_grad_norm_(trained, CLIP_NORM)
         optimizer.step()
         optimizer.zero_grad()
         steps.append({"sources": sources, "labels": labels, "loss": loss.item(), "grad_norm": norm.item()})
-    final = {f"final.{name}": of.detach().float().contiguous() for name, of in model.named_parameters()}
-    write_json(folder / "golden.json", {"optimizer": OPTIMIZER, "grad_clip_norm": CLIP_NORM, "steps": steps})
-    save_file(final, folder / "golden.safetensors")
+    return steps
 
 
 def make_labels(name, sources, generator):

@@ -51,14 +51,14 @@ pub fn adapted(
     config: &Config,
     mut model: t5::Config,
     origin: Option<&Path>,
-    adapter_of_files: impl FnOnce(&t5::Config) -> Outcome<Option<t5::Lora>>,
+    adapter_of_files: impl FnOnce(&mut t5::Config) -> Outcome<Option<t5::Lora>>,
 ) -> Outcome<t5::Config> {
     if let Some(prefix) = &config.data.source_prefix {
         model.set_prefix(prefix);
     }
     set_precision(&mut model, config.model.base_precision, origin)?;
     let Some(adapter) = &config.lora else { return Ok(model) };
-    let lora = adapter_of_files(&model)?.unwrap_or_else(|| adapter.lora.clone());
+    let lora = adapter_of_files(&mut model)?.unwrap_or_else(|| adapter.lora.clone());
     Ok(model.with_adapter(lora)?)
 }
 

@@ -40,7 +40,8 @@ impl Lora {
         }
         let modules = module_names(config);
         let is_module = |named: &String| modules.iter().any(|name| name != SHARED && is_named(name, named));
-        if let Some(module) = self.modules_to_save.iter().find(|module| !is_module(module) && *module != HEAD) {
+        let is_head = |named: &String| config.head.module() == Some(named.as_str());
+        if let Some(module) = self.modules_to_save.iter().find(|module| !is_module(module) && !is_head(module)) {
             return bad("modules_to_save", "names of layers of this model, and not `shared`", module.clone());
         }
         // Neither PEFT nor this crate reads an adapter without a linear layer.
@@ -62,6 +63,18 @@ impl Config {
         let tie_word_embeddings = self.tie_word_embeddings && !lora.saves(HEAD);
         Ok(Config { tie_word_embeddings, lora: Some(lora), ..self.clone() })
     }
+
+    /// The model whose adapter, if it has one, is saved with the layers of a classifier, which train beside it.
+    #[must_use]
+    pub fn saving_classifier(mut self) -> Config {
+        let module = self.head.module().filter(|_| self.head.labels().is_some());
+        if let (Some(module), Some(lora)) = (module, &mut self.lora)
+            && !lora.saves(module)
+        {
+            lora.modules_to_save.push(module.to_owned());
+        }
+        self
+    }
 }
 
 /// The names of a model's linear layers, the head's last.
@@ -70,7 +83,7 @@ fn linear_names(config: &Config) -> Vec<String> {
     names.retain(|name| {
         name.contains(".block.") && !name.contains("layer_norm") && !name.contains("relative_attention_bias")
     });
-    names.push(HEAD.to_owned());
+    names.extend(config.head.is_language().then(|| HEAD.to_owned()));
     names
 }
 

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::head::is_of_classifier;
+
 /// The head's name. It is in no block, and `all-linear` leaves it out as PEFT does.
 pub(crate) const HEAD: &str = "lm_head";
 /// The table's name. PEFT leaves it out of T5's passes, so nothing trains it beside an adapter.
@@ -102,14 +104,17 @@ impl Lora {
         Some(LinearLora { rank, scale: alpha / divisor })
     }
 
-    /// Whether the weight of this layer is trained as a whole.
+    /// Whether the weight of this layer is trained as a whole. A classifier is one module with all of its layers.
     pub fn saves(&self, module: &str) -> bool {
-        self.modules_to_save.iter().any(|name| is_named(module, name))
+        let whole = module.split('.').next().filter(|_| is_of_classifier(module)).unwrap_or(module);
+        self.modules_to_save.iter().any(|name| is_named(module, name) || is_named(whole, name))
     }
 
     /// Whether a parameter of this name is trained.
     pub fn trains(&self, parameter: &str) -> bool {
-        is_of_adapter(parameter) || parameter.strip_suffix(".weight").is_some_and(|module| self.saves(module))
+        // Only the layers of a classifier have a bias.
+        let module = parameter.strip_suffix(".weight").or_else(|| parameter.strip_suffix(".bias"));
+        is_of_adapter(parameter) || module.is_some_and(|module| self.saves(module))
     }
 }
 
@@ -170,5 +175,8 @@ mod tests {
         assert!(lora.trains("encoder.block.0.layer.1.DenseReluDense.wo.weight"));
         assert!(lora.trains("encoder.block.0.layer.0.SelfAttention.q.lora_A.weight"));
         assert!(!lora.trains("encoder.block.0.layer.0.SelfAttention.q.weight"));
+        let lora = Lora { modules_to_save: vec!["classification_head".into()], ..Lora::default() };
+        assert!(lora.trains("classification_head.dense.bias") && lora.trains("classification_head.out_proj.weight"));
+        assert!(!lora.trains("classifier.weight"));
     }
 }

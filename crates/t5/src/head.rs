@@ -59,7 +59,7 @@ impl Labels {
     }
 
     /// The labels in a `config.json`, with transformers' defaults.
-    fn of(raw: &Map<String, Value>) -> Labels {
+    pub(crate) fn of(raw: &Map<String, Value>) -> Labels {
         let named = raw.get("id2label").and_then(Value::as_object).map(|names| {
             let mut names: Vec<(u64, String)> =
                 names.iter().filter_map(|(id, name)| Some((id.parse().ok()?, name.as_str()?.to_owned()))).collect();
@@ -111,6 +111,16 @@ impl Head {
         match self {
             Head::Language | Head::Encoder => None,
             Head::Sequence(labels) | Head::Tokens(labels) => Some(labels),
+        }
+    }
+
+    /// The module of transformers that it is, if it has parameters.
+    pub fn module(&self) -> Option<&'static str> {
+        match self {
+            Head::Language => Some("lm_head"),
+            Head::Encoder => None,
+            Head::Sequence(_) => Some("classification_head"),
+            Head::Tokens(_) => Some("classifier"),
         }
     }
 

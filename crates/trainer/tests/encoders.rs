@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
+use t5::peft::AdapterDirectory;
 use t5::safetensors::Reader;
 use t5::{Head, Labels, ModelDirectory, Pooling, T5};
 use t5_ops::IGNORED_LABEL;
@@ -73,6 +74,20 @@ fn labels(lists: &Value, is_number: bool) -> Vec<Vec<u32>> {
     lists.as_array().unwrap().iter().map(|labels| labels.as_array().unwrap().iter().map(label).collect()).collect()
 }
 
+/// The classifier of a case. One that ends with `_adapter` is the classifier of that name with an adapter of PEFT.
+fn classifier(case: &str) -> T5 {
+    let base = case.trim_end_matches("_adapter");
+    let model = T5::load(&goldens(base), DType::F32, &device()).unwrap();
+    if base == case {
+        return model;
+    }
+    let adapter = AdapterDirectory::open(&goldens(case).join("start"), model.config()).unwrap();
+    let lora = adapter.lora(model.config());
+    let model = model.with_adapter(lora, 1).unwrap();
+    adapter.fill(model.parameters()).unwrap();
+    model
+}
+
 fn trainer_of(case: &str, golden: &Value) -> Trainer {
     let options = TrainerOptions {
         dropout: 0.0,
@@ -87,7 +102,7 @@ fn trainer_of(case: &str, golden: &Value) -> Trainer {
         total_steps: 8,
         ..TrainerOptions::default()
     };
-    Trainer::new(T5::load(&goldens(case), DType::F32, &device()).unwrap(), options).unwrap()
+    Trainer::new(classifier(case), options).unwrap()
 }
 
 /// Trains the steps of a case, each as `levers` says.
@@ -106,6 +121,45 @@ fn train(case: &str, levers: impl Fn(usize) -> Levers) -> Trainer {
         }
     }
     trainer
+}
+
+#[test]
+fn adapters_beside_classifiers_train_and_are_saved_as_in_peft() {
+    for case in ["sequence_adapter", "tokens_adapter"] {
+        let trainer = train(case, |i| Levers { recompute_blocks: i % 3, ..micro_batches_of(1 + i % 5) });
+        let (model, directory) = (trainer.model(), tempfile::tempdir().unwrap());
+        model
+            .save_adapter_with(directory.path(), |name, write| {
+                write(&mut std::fs::File::create(directory.path().join(name)).unwrap())
+            })
+            .unwrap();
+        let files = [directory.path(), &goldens(case).join("final")].map(|of| of.join("adapter_model.safetensors"));
+        let [got, expected] = files.map(|file| Reader::open(&file).unwrap());
+        let sorted = |file: &Reader| {
+            let mut names = file.names();
+            names.sort();
+            names
+        };
+        assert_eq!(sorted(&got), sorted(&expected));
+        assert!(got.names().iter().any(|name| name.starts_with("base_model.model.classif")));
+        for name in got.names() {
+            // The host alone: that is where values are compared.
+            let values = |file: &Reader| file.read(&name, DType::F32, &Device::Cpu).unwrap().flatten_all().unwrap();
+            let difference = (values(&got) - values(&expected)).unwrap().abs().unwrap().max(0).unwrap();
+            let difference = difference.to_scalar::<f32>().unwrap();
+            assert!(difference < 2e-5, "{case}, {name}: {difference}");
+        }
+        // A whole T5 below it takes the classifier from the adapter, with its labels.
+        let whole = model.config().clone();
+        let bare = t5::Config { head: Head::Language, lora: None, ..whole.clone() };
+        let below = AdapterDirectory::model_below(directory.path(), &bare).unwrap();
+        assert_eq!(below.head, whole.head, "{case}");
+        let error = AdapterDirectory::open(directory.path(), &bare).unwrap_err().to_string();
+        assert!(error.contains("an adapter of a T5For"), "{error}");
+        let encoder = bare.with_head(Head::Encoder).unwrap();
+        let of_encoder = AdapterDirectory::open(directory.path(), &encoder).unwrap().beside(&encoder).unwrap();
+        assert!(t5::ParameterSpec::all(&of_encoder).iter().any(t5::ParameterSpec::is_of_adapter));
+    }
 }
 
 const CASES: [&str; 3] = ["sequence", "regression", "tokens"];

@@ -14,6 +14,9 @@ pub struct EmbedArgs {
     /// Model: a directory of an encoder or of a whole T5, a run, or a hub id in the local cache
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
+    /// Adapter (PEFT format), or the run that made it; the part beside the encoder is read
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
     /// File with one text per line, or rows (.parquet, .jsonl, .json, .csv, .tsv); `-` reads lines from standard input
     #[arg(long, value_name = "FILE")]
     pub input: PathBuf,

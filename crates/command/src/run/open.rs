@@ -105,11 +105,7 @@ impl Opened {
         let RowData { reading, train, validation, estimated_rows, bytes_to_convert, events, unpacked, rows_of_tasks } =
             rows((&model, &tokenizer))?;
         stages.ends_within(stages::FILES, bytes_to_convert.map(Bytes))?;
-        model = model.with_head(reading.head())?;
-        if model.lora.is_some() && !model.head.is_language() {
-            return Err(Failure::usage("`lora.rank`: an adapter beside a classifier's head is not supported yet")
-                .hint("leave `--lora` out, or freeze parts: `--set train.freeze=[\"encoder\",\"shared\"]`"));
-        }
+        model = model.with_head(reading.head())?.saving_classifier();
         let stored = match (&init_from, &model.lora) {
             (Some(directory), Some(_)) => {
                 model.stored = stored_dtypes(&device, directory, &model)?;
@@ -260,7 +256,7 @@ pub fn model_without_data(config: &Config) -> Outcome<t5::Config> {
         }
     };
     let head = reading::task(config, &model).head_like(&model.head);
-    let model = adapted(config, model, init_from.as_deref())?.with_head(head)?;
+    let model = adapted(config, model, init_from.as_deref())?.with_head(head)?.saving_classifier();
     check_trainable(&model, init_from.as_deref())?;
     Ok(model)
 }
@@ -285,6 +281,7 @@ fn adapted(config: &Config, model: t5::Config, init_from: Option<&Path>) -> Outc
         let Some(directory) = config.lora.as_ref().and_then(|adapter| adapter.init_from.as_ref()) else {
             return Ok(None);
         };
+        *model = AdapterDirectory::model_below(directory, model)?;
         let opened = AdapterDirectory::open(directory, model)?;
         prefix = opened.source_prefix().map(str::to_owned).filter(|_| config.data.source_prefix.is_none());
         let dropout = config.values.number("lora.dropout").filter(|_| config.values.is_given("lora.dropout"));

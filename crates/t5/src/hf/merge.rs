@@ -32,7 +32,7 @@ pub struct MergedAdapter {
 /// it. Without a `dtype` each weight keeps its stored dtype.
 ///
 /// # Errors
-/// As [`StoredModel::open`]; [`Error::AdapterTensor`] for merged weights that are not finite.
+/// As [`StoredModel::below`]; [`Error::AdapterTensor`] for merged weights that are not finite.
 pub fn merge_adapter_with<E: From<Error>>(
     base: &Path,
     adapter: &Path,
@@ -40,7 +40,7 @@ pub fn merge_adapter_with<E: From<Error>>(
     target: &Path,
     mut file: impl FnMut(&str, &dyn Fn(&mut dyn Write) -> Result<()>) -> Result<(), E>,
 ) -> Result<MergedAdapter, E> {
-    let model = StoredModel::open(base, Some(adapter))?;
+    let model = StoredModel::below(base, adapter)?;
     let mut config = model.config().clone();
     // As in `hf::save`: a tied head that is not scaled is written twice, for transformers 4.
     config.tie_word_embeddings &= config.scale_decoder_outputs;
@@ -49,7 +49,9 @@ pub fn merge_adapter_with<E: From<Error>>(
     set_stored_dtype(&mut config, &headers);
     write_configs(target, &config, &mut file)?;
     file(WEIGHTS_FILE, &|sink| {
-        let mut writer = Writer::new(&target.join(WEIGHTS_FILE), sink, headers.clone(), &[("format", "pt")])?;
+        let stored = |header: &TensorHeader| TensorHeader { name: stored_name(&model, header), ..header.clone() };
+        let stored = headers.iter().map(stored).collect();
+        let mut writer = Writer::new(&target.join(WEIGHTS_FILE), sink, stored, &[("format", "pt")])?;
         for header in &headers {
             write(&model, header, &mut writer)?;
         }
@@ -96,10 +98,15 @@ pub(super) fn headers(
     Ok(headers)
 }
 
+/// The name of a parameter in the new file.
+fn stored_name(model: &StoredModel, header: &TensorHeader) -> String {
+    model.config().head.stored_name(&header.name).into_owned()
+}
+
 pub(super) fn write<W: Write>(model: &StoredModel, header: &TensorHeader, writer: &mut Writer<W>) -> Result<()> {
     let parameter = model.parameter(&header.name)?;
     let rows = StoredModel::rows_at_a_time(header.shape[1..].iter().product());
-    writer.write_by_rows(&header.name, rows, |first, count| {
+    writer.write_by_rows(&stored_name(model, header), rows, |first, count| {
         let values = parameter.rows(first, count)?;
         if let Some(error) = parameter.not_finite(header.dtype) {
             let stored = values.to_dtype(header.dtype)?.to_dtype(DType::F32)?;

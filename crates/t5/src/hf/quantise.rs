@@ -52,7 +52,7 @@ pub fn quantise_with<E: From<Error>>(
     config.refuse_quantised("a model whose weights are not quantised yet")?;
     let stored = StoredFiles::open(source)?;
     config.tie_word_embeddings = stored.is_tied(&config)?;
-    stored.check_names(source, &config)?;
+    stored.check_names(source, &config, &|_| false)?;
     config.base_precision = Some(precision);
     let (quantised, mut kept): (Vec<_>, Vec<_>) =
         ParameterSpec::all(&config).into_iter().partition(|spec| spec.quantisation.is_some());

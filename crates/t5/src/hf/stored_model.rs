@@ -14,7 +14,7 @@ use super::load::StoredFiles;
 use super::peft::{AdaptedLinear, AdapterDirectory};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::head::Head;
+use crate::head::{Head, is_of_classifier};
 
 const HEAD: &str = "lm_head.weight";
 
@@ -46,7 +46,18 @@ impl StoredModel {
     /// # Errors
     /// As [`crate::T5::load`] and [`AdapterDirectory::open`]; [`Error::Config`] for weights that are quantised.
     pub fn open(directory: &Path, adapter: Option<&Path>) -> Result<StoredModel> {
-        let mut config = Config::from_file(&directory.join("config.json"))?.with_head(Head::Language)?;
+        let config = Config::from_file(&directory.join("config.json"))?;
+        StoredModel::with_config(directory, config.with_head(Head::Language)?, adapter)
+    }
+
+    /// As [`StoredModel::open`], with the head that the adapter was trained with.
+    pub(super) fn below(directory: &Path, adapter: &Path) -> Result<StoredModel> {
+        let config = Config::from_file(&directory.join("config.json"))?;
+        let config = AdapterDirectory::model_below(adapter, &config)?;
+        StoredModel::with_config(directory, config, Some(adapter))
+    }
+
+    fn with_config(directory: &Path, mut config: Config, adapter: Option<&Path>) -> Result<StoredModel> {
         config.refuse_quantised(match adapter {
             Some(_) => "the model that these weights were made from: an adapter is merged into that one",
             None => "the model that these weights were made from",
@@ -55,7 +66,11 @@ impl StoredModel {
         config.tie_word_embeddings = files.is_tied(&config)?;
         let is_tied = config.tie_word_embeddings;
         let adapter = adapter.map(|adapter| AdapterDirectory::open(adapter, &config)).transpose()?;
-        files.check_names(directory, &config)?;
+        let replaced = adapter.as_ref().map_or(&[][..], |adapter| &adapter.layout().saved);
+        // The base of a classifier may have none.
+        files.check_names(directory, &config, &|name| {
+            is_of_classifier(name) && replaced.iter().any(|(saved, _)| saved == name)
+        })?;
         let adapter = adapter.map(|directory| {
             let named = |linear: &AdaptedLinear| (format!("{}.weight", linear.name), linear.clone());
             let linears = directory.layout().linears.iter().map(named).collect();
@@ -85,7 +100,10 @@ impl StoredModel {
     /// # Errors
     /// [`Error::TensorMismatch`] for a parameter that is no float.
     pub fn stored_as(&self, name: &str) -> Result<DType> {
-        self.files.stored_as(self.base_name(name))
+        match &self.adapter {
+            Some(adapter) if is_of_classifier(name) && adapter.replaces(name) => Ok(DType::F32),
+            _ => self.files.stored_as(self.base_name(name)),
+        }
     }
 
     /// The best number of rows, of `columns` values each, to read at a time.

@@ -11,6 +11,7 @@ use dataloader::Side;
 use memory_policy::{counted, plural};
 use planner::AnswerBytes;
 use serde_json::json;
+use t5::peft::AdapterDirectory;
 use t5::{AnswerShape, Head, T5};
 
 use crate::answers::inference::{Asked, Shape};
@@ -20,7 +21,7 @@ use crate::config::PricesFrom;
 use crate::failure::{Failure, Outcome};
 use crate::machine::device;
 use crate::machine::stages::{self, Stages};
-use crate::model::model_directory;
+use crate::model::model_directory::{self, Adapted};
 use crate::screen::report;
 use crate::screen::stop::{self, Stop};
 use vector_file::VectorFile;
@@ -38,15 +39,18 @@ pub fn embed(flags: &EmbedArgs) -> Outcome<()> {
     stop.ends_with(stop::without_result);
     let mut stages = Stages::begin()?;
     let device = device::named(flags.device.as_deref())?;
-    let directory = model_directory::find(&flags.model)?;
-    let config = t5::Config::from_file(&directory.join("config.json"))?.with_head(Head::Encoder)?;
+    let Adapted { directory, adapter } = model_directory::find_as_trained(&flags.model, flags.adapter.as_deref())?;
+    let mut config = t5::Config::from_file(&directory.join("config.json"))?.with_head(Head::Encoder)?;
+    if let Some(adapter) = &adapter {
+        config = AdapterDirectory::open(adapter, &config)?.beside(&config)?;
+    }
     let tokenizer = model_directory::tokenizer(&directory)?;
     model_directory::check_size(&config, &tokenizer)?;
     stages.ends(stages::TOKENIZER)?;
     let budgets = flags.weights.budgets()?;
     let asked = Asked {
         directory: &directory,
-        adapter: None,
+        adapter: adapter.as_deref(),
         config: &config,
         device: device.as_ref(),
         prices: PricesFrom::of_environment(),

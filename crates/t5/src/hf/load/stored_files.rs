@@ -24,11 +24,17 @@ impl StoredFiles {
         self.0.is_tied(config, DType::F32)
     }
 
-    /// Refuses files that lack a parameter of the model, have one of another shape, or have tensors that the model lacks.
-    pub(crate) fn check_names(&self, directory: &Path, config: &Config) -> Result<()> {
+    /// Refuses files that lack a parameter of the model, have one of another shape, or have tensors that the model lacks. Parameters for
+    /// which `is_elsewhere` returns true may have other shapes, or be absent.
+    pub(crate) fn check_names(
+        &self,
+        directory: &Path,
+        config: &Config,
+        is_elsewhere: &dyn Fn(&str) -> bool,
+    ) -> Result<()> {
         let files = &self.0;
         let specs = ParameterSpec::all(config);
-        for spec in &specs {
+        for spec in specs.iter().filter(|spec| !is_elsewhere(&spec.name)) {
             let name = files.name_of(&spec.name);
             let reader = files.reader(name).ok_or_else(|| files.missing(directory, spec))?;
             check_shape(reader, name, spec)?;

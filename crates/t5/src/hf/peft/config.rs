@@ -3,17 +3,20 @@
 //! PEFT adds keys with every release. A key that is unknown here is ignored while its value is null, false or empty, and
 //! refused otherwise: it may change the adapter's computation.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 use super::entries::{Entries, Layers};
+use super::head;
 use super::modules::{self, LM_HEAD, Linear};
 use super::patterns::{Pattern, Selection, is_end};
 use crate::adapter::{Lora, LoraInit, Targets as LoraTargets};
 use crate::config::{Config, read_object};
 use crate::error::{Error, Result};
 use crate::family::Family;
+use crate::head::{Head, is_of_classifier};
 
 /// The name of the file.
 pub const CONFIG_FILE: &str = "adapter_config.json";
@@ -28,6 +31,8 @@ const LARGEST_BYTES: u64 = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct AdapterConfig {
     path: PathBuf,
+    /// PEFT's name of the task.
+    pub(super) task: Option<String>,
     /// The model that the adapter was trained on, by the name in the file.
     pub base_model: Option<String>,
     /// Rank of the adapters, except where a pattern gives another.
@@ -109,6 +114,7 @@ impl AdapterConfig {
             return Err(file.error("layers_to_transform", "null where `target_modules` is no list"));
         }
         Ok(AdapterConfig {
+            task: file.get("task_type").and_then(Value::as_str).map(String::from),
             base_model: file.get("base_model_name_or_path").and_then(Value::as_str).map(String::from),
             rank: file.get("r").map_or(Ok(8), |value| file.rank("r", value))?,
             alpha: file.get("lora_alpha").map_or(Ok(8.0), |value| file.number("lora_alpha", value))?,
@@ -143,7 +149,9 @@ impl AdapterConfig {
     /// [`Error::AdapterConfig`] where the adapter changes nothing, or something that is not supported.
     pub fn layout(&self, model: &Config) -> Result<Layout> {
         let linears = self.targets(model)?;
-        let (rank, alpha) = (self.ranks(&linears)?, self.alphas(&linears)?);
+        let modules: Vec<Cow<str>> = linears.iter().map(|linear| model.head.stored_name(&linear.name)).collect();
+        let (rank, alpha) = (self.ranks(&modules)?, self.alphas(&modules)?);
+        drop(modules);
         let linears = linears.into_iter().zip(rank.into_iter().zip(alpha)).map(|(linear, (rank, alpha))| {
             #[expect(clippy::cast_precision_loss, reason = "a rank is small")]
             let divisor = if self.rslora { (rank as f64).sqrt() } else { rank as f64 };
@@ -177,7 +185,7 @@ impl AdapterConfig {
             },
             rank_pattern: self.rank_pattern.iter().cloned().collect(),
             alpha_pattern: self.alpha_pattern.iter().cloned().collect(),
-            modules_to_save: self.modules_to_save.clone(),
+            modules_to_save: self.modules_in(model),
             init: if self.gaussian { LoraInit::Gaussian } else { LoraInit::KaimingUniform },
         };
         let means_the_same = linears.iter().all(|linear| {
@@ -190,7 +198,12 @@ impl AdapterConfig {
             return plain;
         }
         let linears = || layout.linears.iter();
-        let module = |(name, _): &(String, Vec<usize>)| name.trim_end_matches(".weight").to_owned();
+        let module = |(name, _): &(String, Vec<usize>)| match model.head.module().filter(|_| is_of_classifier(name)) {
+            Some(classifier) => classifier.to_owned(),
+            None => name.trim_end_matches(".weight").to_owned(),
+        };
+        let mut modules_to_save: Vec<String> = layout.saved.iter().map(module).collect();
+        modules_to_save.dedup();
         Lora {
             targets: LoraTargets::Names(linears().map(|linear| linear.name.clone()).collect()),
             rank_pattern: linears()
@@ -201,9 +214,16 @@ impl AdapterConfig {
                 .filter(|linear| linear.alpha != self.alpha)
                 .map(|linear| (linear.name.clone(), linear.alpha))
                 .collect(),
-            modules_to_save: layout.saved.iter().map(module).collect(),
+            modules_to_save,
             ..plain
         }
+    }
+
+    /// The names in `modules_to_save` that a module of the model has.
+    fn modules_in(&self, model: &Config) -> Vec<String> {
+        let parameters = modules::base_parameters(model);
+        let is_there = |name: &&String| !modules::below(&parameters, name).is_empty();
+        self.modules_to_save.iter().filter(is_there).cloned().collect()
     }
 
     fn targets(&self, model: &Config) -> Result<Vec<Linear>> {
@@ -214,6 +234,8 @@ impl AdapterConfig {
             .collect::<Result<_, _>>()
             .map_err(|got| self.error("modules_to_save", &got, "names of modules"))?;
         let mut linears = modules::linears(model);
+        // Patterns are for the names that the modules have in transformers.
+        let module = |name: &str| model.head.stored_name(name).into_owned();
         let selected = match &self.targets {
             Targets::Usual if model.family == Family::Umt5 => {
                 return Err(self.error("target_modules", "null", "names of layers: PEFT has no default for umt5"));
@@ -221,7 +243,7 @@ impl AdapterConfig {
             Targets::Usual => &Selection::Names(vec!["q".into(), "v".into()]),
             Targets::AllLinear => {
                 linears.retain(|linear| linear.name != LM_HEAD);
-                &Selection::Names(linears.iter().map(|linear| linear.name.clone()).collect())
+                &Selection::Names(linears.iter().map(|linear| module(&linear.name)).collect())
             }
             Targets::Selected(selection) => selection,
         };
@@ -244,7 +266,7 @@ impl AdapterConfig {
             Ok(selected.has(module).map_err(wrong)? && (is_whole || self.is_in_layers(module)?) && !excluded(module)?)
         };
         for embedding in modules::embeddings(model) {
-            if is_target(&embedding)? {
+            if is_target(&module(&embedding))? {
                 let got = format!("a choice that has the embedding `{embedding}`");
                 return Err(self.error(
                     "target_modules",
@@ -255,7 +277,7 @@ impl AdapterConfig {
         }
         let mut targets = Vec::new();
         for linear in linears {
-            if is_target(&linear.name)? {
+            if is_target(&module(&linear.name))? {
                 targets.push(linear);
             }
         }
@@ -279,29 +301,29 @@ impl AdapterConfig {
         Ok(false)
     }
 
-    fn ranks(&self, linears: &[Linear]) -> Result<Vec<usize>> {
-        self.by_first_key("rank_pattern", &self.rank_pattern, self.rank, linears)
+    fn ranks(&self, modules: &[Cow<str>]) -> Result<Vec<usize>> {
+        self.by_first_key("rank_pattern", &self.rank_pattern, self.rank, modules)
     }
 
-    fn alphas(&self, linears: &[Linear]) -> Result<Vec<f64>> {
-        self.by_first_key("alpha_pattern", &self.alpha_pattern, self.alpha, linears)
+    fn alphas(&self, modules: &[Cow<str>]) -> Result<Vec<f64>> {
+        self.by_first_key("alpha_pattern", &self.alpha_pattern, self.alpha, modules)
     }
 
-    /// For each linear layer, the value of the first key that matches its name.
+    /// For each linear layer, the value of the first key that matches its name in transformers.
     fn by_first_key<T: Copy>(
         &self,
         key: &str,
         patterns: &[(String, T)],
         otherwise: T,
-        linears: &[Linear],
+        modules: &[Cow<str>],
     ) -> Result<Vec<T>> {
         let wrong = |got: String| self.error(key, &got, "regular expressions for the names of layers");
-        let mut values = vec![None; linears.len()];
+        let mut values = vec![None; modules.len()];
         // One compiled pattern at a time, as there may be one for each layer.
         for (text, value) in patterns {
             let pattern = Pattern::of_key(text).map_err(wrong)?;
-            for (found, linear) in values.iter_mut().zip(linears) {
-                if found.is_none() && pattern.matches(&linear.name).map_err(wrong)? {
+            for (found, module) in values.iter_mut().zip(modules) {
+                if found.is_none() && pattern.matches(module).map_err(wrong)? {
                     *found = Some(*value);
                 }
             }
@@ -315,6 +337,9 @@ impl AdapterConfig {
         let mut saved: Vec<(String, Vec<usize>)> = Vec::new();
         for ending in &self.modules_to_save {
             let found = modules::below(&parameters, ending);
+            if found.is_empty() && (head::is_added_by_peft(ending, &model.head) || model.head == Head::Encoder) {
+                continue;
+            }
             if ["shared", "embed_tokens"].iter().any(|table| table.ends_with(ending.as_str()) && !ending.is_empty()) {
                 let got = format!("a list with the shared table (`{ending}`)");
                 return Err(self.error(

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::head::is_task;
 use super::patterns::{Pattern, Selection};
 use crate::error::{Error, Result};
 
@@ -105,11 +106,11 @@ impl Entries<'_> {
         }
         match self.get("task_type") {
             None => Ok(()),
-            Some(Value::String(task)) if task == "SEQ_2_SEQ_LM" => Ok(()),
+            Some(Value::String(task)) if is_task(task) => Ok(()),
             Some(_) => Err(self.error_with(
                 "task_type",
-                "\"SEQ_2_SEQ_LM\" or null",
-                "an adapter of another task has other modules; train it for sequence to sequence",
+                "\"SEQ_2_SEQ_LM\", \"SEQ_CLS\", \"TOKEN_CLS\", \"FEATURE_EXTRACTION\" or null",
+                "an adapter of another task has other modules; train it for one of these",
             )),
         }
     }

@@ -7,10 +7,13 @@
 //! base_model.model.lm_head.weight                                              a module that is saved whole
 //! ```
 //!
+//! A classifier's stacks are in its module `transformer`. The classifier itself is a module that is saved whole.
+//!
 //! The semantics are PEFT 0.21's. An adapter with anything unsupported is refused, with the key or tensor at fault.
 
 mod config;
 mod entries;
+mod head;
 mod modules;
 mod patterns;
 mod save;
@@ -22,8 +25,3 @@ pub use weights::AdapterDirectory;
 
 /// The prefix of the model's names in PEFT's files.
 const PREFIX: &str = "base_model.model.";
-
-/// The name of a tensor in an adapter's file, by the model's own name for it.
-fn name_in_file(name: &str) -> String {
-    format!("{PREFIX}{name}")
-}

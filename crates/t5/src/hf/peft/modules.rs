@@ -1,6 +1,7 @@
 //! The modules of a T5, as PEFT sees them in transformers: those that an adapter may change.
 
 use crate::config::Config;
+use crate::head::is_of_classifier;
 use crate::parameters::ParameterSpec;
 
 const WEIGHT: &str = ".weight";
@@ -22,11 +23,12 @@ pub(super) struct Linear {
 pub(super) fn linears(config: &Config) -> Vec<Linear> {
     let linear = |spec: &ParameterSpec| {
         let name = spec.name.strip_suffix(WEIGHT)?;
-        let is_linear = spec.shape.len() == 2 && !is_embedding(name) && name != LM_HEAD;
+        let is_linear = spec.shape.len() == 2 && !is_embedding(name) && name != LM_HEAD && !is_of_classifier(name);
         is_linear.then(|| Linear { name: name.into(), inputs: spec.shape[1], outputs: spec.shape[0] })
     };
     let mut linears: Vec<Linear> = base_parameters(config).iter().filter_map(linear).collect();
-    linears.push(Linear { name: LM_HEAD.into(), inputs: config.d_model, outputs: config.vocab_size });
+    let head = || Linear { name: LM_HEAD.into(), inputs: config.d_model, outputs: config.vocab_size };
+    linears.extend(config.head.is_language().then(head));
     linears
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::config::{CONFIG_FILE, SOURCE_PREFIX};
 use super::weights::SAFETENSORS_FILE;
-use super::{modules, name_in_file};
+use super::{PREFIX, head, modules};
 use crate::adapter::{Lora, Targets, is_of_adapter};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -39,17 +39,20 @@ pub fn save_with<E: From<Error>>(
     let settings = settings(model, lora, base);
     file(CONFIG_FILE, &|sink| write_json(&directory.join(CONFIG_FILE), sink, &settings))?;
     let saved = || parameters.iter().filter(|parameter| lora.trains(&parameter.name));
+    let name_in_file = |parameter: &Parameter| format!("{PREFIX}{}", model.head.stored_name(&parameter.name));
+    let labels = head::metadata(&model.head);
     let header = |parameter: &Parameter| TensorHeader {
-        name: name_in_file(&parameter.name),
+        name: name_in_file(parameter),
         dtype: DType::F32,
         shape: parameter.tensor.dims().to_vec(),
     };
     file(SAFETENSORS_FILE, &|sink| {
         let path = directory.join(SAFETENSORS_FILE);
-        let metadata = [("format", "pt"), (SOURCE_PREFIX, model.prefix())];
+        let labels = labels.iter().map(|(key, value)| (*key, value.as_str()));
+        let metadata: Vec<_> = [("format", "pt"), (SOURCE_PREFIX, model.prefix())].into_iter().chain(labels).collect();
         let mut writer = Writer::new(&path, sink, saved().map(header).collect(), &metadata)?;
         for parameter in saved() {
-            writer.write(&name_in_file(&parameter.name), &parameter.tensor)?;
+            writer.write(&name_in_file(parameter), &parameter.tensor)?;
         }
         writer.into_sink();
         Ok(())
@@ -71,7 +74,7 @@ fn settings(model: &Config, lora: &Lora, base: Option<&str>) -> Value {
         ("peft_version", json!(PEFT_VERSION)),
         ("r", json!(lora.rank)),
         ("target_modules", json!(targets(model, lora))),
-        ("task_type", json!("SEQ_2_SEQ_LM")),
+        ("task_type", json!(head::task(&model.head))),
         ("use_dora", json!(lora.dora)),
         ("use_rslora", json!(lora.rslora)),
     ];

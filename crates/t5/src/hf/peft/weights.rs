@@ -7,10 +7,11 @@ use candle_core::{DType, Device, Tensor};
 
 use super::config::{AdaptedLinear, AdapterConfig, CONFIG_FILE, Layout, SOURCE_PREFIX};
 use super::modules::LM_HEAD;
-use super::{PREFIX, name_in_file};
+use super::{PREFIX, head};
 use crate::adapter::Lora;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::head::{Head, WRAPPED, is_of_classifier};
 use crate::hf::pytorch;
 use crate::hf::safetensors::{Reader, StoredIn};
 use crate::parameters::Parameter;
@@ -30,6 +31,22 @@ pub struct AdapterDirectory {
     config: AdapterConfig,
     layout: Layout,
     reader: Reader,
+    /// What the names of the model's tensors begin with in the file.
+    prefix: String,
+}
+
+/// The file of tensors in an adapter's directory.
+pub(super) fn open_tensors(directory: &Path) -> Result<Reader> {
+    let (safetensors, pytorch) = (directory.join(SAFETENSORS_FILE), directory.join(PYTORCH_FILE));
+    match (safetensors.exists(), pytorch.exists()) {
+        (true, _) => Reader::open(&safetensors),
+        (false, true) => pytorch::open(&pytorch),
+        (false, false) => {
+            let problem = format!("has {CONFIG_FILE} and no {SAFETENSORS_FILE}");
+            let hint = "an adapter's directory has both, as PEFT's `save_pretrained` writes them".into();
+            Err(Error::Directory { path: directory.into(), problem, hint })
+        }
+    }
 }
 
 impl AdapterDirectory {
@@ -41,20 +58,20 @@ impl AdapterDirectory {
     pub fn open(directory: &Path, model: &Config) -> Result<AdapterDirectory> {
         let directory = Self::find(directory)?;
         let config = AdapterConfig::read(&directory)?;
+        let reader = open_tensors(&directory)?;
+        head::check(&config, &reader, model)?;
         let layout = config.layout(model)?;
-        let (safetensors, pytorch) = (directory.join(SAFETENSORS_FILE), directory.join(PYTORCH_FILE));
-        let reader = match (safetensors.exists(), pytorch.exists()) {
-            (true, _) => Reader::open(&safetensors)?,
-            (false, true) => pytorch::open(&pytorch)?,
-            (false, false) => {
-                let problem = format!("has {CONFIG_FILE} and no {SAFETENSORS_FILE}");
-                let hint = "an adapter's directory has both, as PEFT's `save_pretrained` writes them".into();
-                return Err(Error::Directory { path: directory, problem, hint });
-            }
-        };
-        let adapter = AdapterDirectory { config, layout, reader };
+        let wrapped = format!("{PREFIX}{WRAPPED}");
+        let prefix = if reader.names().iter().any(|name| name.starts_with(&wrapped)) { wrapped } else { PREFIX.into() };
+        let adapter = AdapterDirectory { config, layout, reader, prefix };
         adapter.check(model)?;
         Ok(adapter)
+    }
+
+    /// The name of a tensor in the file, by the model's own name for it.
+    fn name_in_file(&self, name: &str) -> String {
+        let prefix = if is_of_classifier(name) { PREFIX } else { &self.prefix };
+        format!("{prefix}{name}")
     }
 
     /// The directory with an adapter's files. `named` is that directory, or the directory of the run that made the adapter.
@@ -105,7 +122,7 @@ impl AdapterDirectory {
     /// # Errors
     /// [`Error::AdapterTensor`], [`Error::TensorMismatch`] for values that are not floats, [`Error::Io`].
     pub fn read(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
-        self.reader.read(&name_in_file(name), dtype, device)
+        self.reader.read(&self.name_in_file(name), dtype, device)
     }
 
     /// The adapter, for further training.
@@ -136,7 +153,7 @@ impl AdapterDirectory {
         for Parameter { name, tensor, .. } in parameters {
             if self.has(name) {
                 // Without a tensor in between: a saved head is as large as the table.
-                self.reader.read_over(&name_in_file(name), tensor)?;
+                self.reader.read_over(&self.name_in_file(name), tensor)?;
             }
         }
         Ok(())
@@ -144,12 +161,12 @@ impl AdapterDirectory {
 
     /// Whether the adapter has a tensor of this name.
     pub fn has(&self, name: &str) -> bool {
-        self.reader.shape(&name_in_file(name)).is_some()
+        self.reader.shape(&self.name_in_file(name)).is_some()
     }
 
     /// Some rows of a parameter that the adapter replaces.
     pub(in crate::hf) fn rows(&self, name: &str, first: usize, count: usize) -> Result<Tensor> {
-        self.reader.read_rows(&name_in_file(name), first, count, DType::F32)
+        self.reader.read_rows(&self.name_in_file(name), first, count, DType::F32)
     }
 
     /// The name of the head's weight below its adapter, if the file has it.
@@ -163,7 +180,7 @@ impl AdapterDirectory {
     /// [`Error::AdapterTensor`].
     pub fn check_head(&self, head: &Tensor) -> Result<()> {
         match self.head_below() {
-            Some(name) if !self.reader.equals(&name_in_file(name), head)? => Err(self.other_head()),
+            Some(name) if !self.reader.equals(&self.name_in_file(name), head)? => Err(self.other_head()),
             _ => Ok(()),
         }
     }
@@ -177,7 +194,7 @@ impl AdapterDirectory {
     }
 
     pub(in crate::hf) fn error(&self, name: &str, expected: String, got: String) -> Error {
-        let (path, tensor) = (self.reader.path().into(), name_in_file(name));
+        let (path, tensor) = (self.reader.path().into(), self.name_in_file(name));
         Error::AdapterTensor { path, tensor, expected, got }
     }
 
@@ -209,7 +226,7 @@ impl AdapterDirectory {
         for linear in &self.layout.linears {
             expected.extend(linear.tensors(self.layout.dora));
         }
-        let shape_of = |name: &str| self.reader.shape(&name_in_file(name));
+        let shape_of = |name: &str| self.reader.shape(&self.name_in_file(name));
         for (name, shape) in &expected {
             match shape_of(name) {
                 Some(found) if found == shape => {}
@@ -220,7 +237,11 @@ impl AdapterDirectory {
             }
         }
         for stored in self.reader.names() {
-            let name = stored.strip_prefix(PREFIX);
+            let name = stored.strip_prefix(&self.prefix).or_else(|| stored.strip_prefix(PREFIX));
+            // An encoder leaves what an adapter has for the rest of a model.
+            if model.head == Head::Encoder && name.is_some_and(|name| !name.starts_with("encoder.")) {
+                continue;
+            }
             let is_head_below = name == Some(HEAD_BELOW)
                 && expected.contains_key(&format!("{LM_HEAD}.lora_A.weight"))
                 && shape_of(HEAD_BELOW) == Some(&[model.vocab_size, model.d_model]);

@@ -1,0 +1,113 @@
+//! The head above an adapter: which class of transformers an adapter was trained in.
+//!
+//! PEFT's settings have a task, and its files the layers of a classifier. The names of labels are in no file of PEFT. Here the header of the
+//! tensors' file has them, with the keys of `config.json`.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::config::AdapterConfig;
+use super::weights::{self, AdapterDirectory};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::head::{Head, Labels};
+use crate::hf::safetensors::Reader;
+
+/// PEFT's tasks, each with the head that its class has over a T5. The labels stand for any.
+const TASKS: [(&str, Head); 4] = [
+    ("SEQ_2_SEQ_LM", Head::Language),
+    ("FEATURE_EXTRACTION", Head::Encoder),
+    ("SEQ_CLS", Head::Sequence(Labels { names: Vec::new(), is_number: false })),
+    ("TOKEN_CLS", Head::Tokens(Labels { names: Vec::new(), is_number: false })),
+];
+/// The keys of the labels.
+const LABELS: [&str; 2] = ["id2label", "problem_type"];
+
+/// Whether a task is one of those that are read.
+pub(super) fn is_task(task: &str) -> bool {
+    TASKS.iter().any(|(known, _)| *known == task)
+}
+
+/// The task of a model with this head.
+pub(super) fn task(head: &Head) -> &'static str {
+    TASKS.iter().find(|(_, of)| of.module() == head.module()).map_or("SEQ_2_SEQ_LM", |(task, _)| task)
+}
+
+/// The modules that PEFT itself adds to `modules_to_save` for classifiers of any model, whether or not there are such.
+pub(super) fn is_added_by_peft(module: &str, head: &Head) -> bool {
+    head.labels().is_some() && ["classifier", "score"].contains(&module)
+}
+
+/// The labels of a head, for the header of the tensors' file.
+pub(super) fn metadata(head: &Head) -> Vec<(&'static str, String)> {
+    let entries = head.entries().into_iter().filter(|(key, _)| LABELS.contains(key));
+    entries.map(|(key, value)| (key, value.as_str().map_or_else(|| value.to_string(), str::to_owned))).collect()
+}
+
+impl AdapterDirectory {
+    /// The model that the adapter in a directory was trained beside: `model` with the adapter's own head.
+    ///
+    /// # Errors
+    /// As [`AdapterConfig::read`] and [`Config::with_head`]; a damaged file.
+    pub fn model_below(directory: &Path, model: &Config) -> Result<Config> {
+        let directory = Self::find(directory)?;
+        let (config, reader) = (AdapterConfig::read(&directory)?, weights::open_tensors(&directory)?);
+        match head(&config, &reader, &model.head) {
+            Some(head) if head.labels().is_some_and(|labels| labels.names.is_empty()) => Err(Error::Directory {
+                path: reader.path().into(),
+                problem: format!("an adapter of a {}, without its classifier", head.architecture(model.family)),
+                hint: "name the classifier that it was trained beside as the model".into(),
+            }),
+            Some(head) => model.clone().with_head(head),
+            None => Ok(model.clone()),
+        }
+    }
+}
+
+/// The head of an adapter. `None`: its files do not say.
+pub(super) fn head(config: &AdapterConfig, reader: &Reader, of_model: &Head) -> Option<Head> {
+    let rows =
+        |tensor: &str| reader.shape(&format!("{}{tensor}", super::PREFIX)).and_then(|shape| shape.first().copied());
+    let labels = |count: usize| {
+        let mut raw = Map::new();
+        raw.insert("num_labels".into(), count.into());
+        for key in LABELS {
+            if let Some(text) = reader.metadata(key) {
+                raw.insert(key.into(), serde_json::from_str(text).unwrap_or_else(|_| Value::from(text)));
+            }
+        }
+        let own = of_model.labels().filter(|own| own.names.len() == count && !raw.contains_key(LABELS[0]));
+        own.cloned().unwrap_or_else(|| Labels::of(&raw))
+    };
+    if let Some(count) = rows("classification_head.out_proj.weight") {
+        return Some(Head::Sequence(labels(count)));
+    }
+    if let Some(count) = rows("classifier.weight") {
+        return Some(Head::Tokens(labels(count)));
+    }
+    let task = config.task.as_deref()?;
+    let (_, head) = TASKS.into_iter().find(|(known, _)| *known == task)?;
+    // An adapter beside a classifier that has been trained already leaves that as it is.
+    let has_own = head.labels().is_some() && head.module() == of_model.module();
+    Some(if has_own { of_model.clone() } else { head })
+}
+
+/// Refuses an adapter of a model with another head. An encoder takes what the adapter has for encoders.
+pub(super) fn check(config: &AdapterConfig, reader: &Reader, model: &Config) -> Result<()> {
+    let Some(head) = head(config, reader, &model.head) else { return Ok(()) };
+    let is_same = head.module() == model.head.module()
+        && head.labels().map(|of| of.names.len()) == model.head.labels().map(|of| of.names.len());
+    if is_same || model.head == Head::Encoder {
+        return Ok(());
+    }
+    let shown = |head: &Head| {
+        let outputs = head.labels().map(|labels| format!(" with {} outputs", labels.names.len())).unwrap_or_default();
+        format!("{}{outputs}", head.architecture(model.family))
+    };
+    Err(Error::Directory {
+        path: reader.path().into(),
+        problem: format!("an adapter of a {}, and the model is a {}", shown(&head), shown(&model.head)),
+        hint: "the adapter and the model must belong together".into(),
+    })
+}
