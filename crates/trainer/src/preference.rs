@@ -10,7 +10,7 @@
 //! kto    1 - σ(β ((p - r) - z)) of a desirable answer, 1 - σ(β (z - (p - r))) of another, each times its weight
 //! ```
 //!
-//! z is the mean of p - r over the batch's answers, each to the source before it, and at least 0: an estimate of how far the model has moved. It
+//! z is the mean of p - r over the batch's answers, each to the source after it, and at least 0: an estimate of how far the model has moved. It
 //! is a constant, without a gradient.
 //!
 //! Rafailov et al., 2023 (arXiv 2305.18290); Meng et al., 2024 (arXiv 2405.14734); Hong et al., 2024 (arXiv 2403.07691);
