@@ -53,18 +53,38 @@ fn a_text_with_a_label_is_a_pair_and_never_pretraining() {
 #[test]
 fn two_meanings_are_refused_and_each_command_of_the_refusal_works() {
     let scene = Scene::new();
-    scene.write("rows.csv", "text,grade\nit was bad,F\nit was good,A\n");
-    let refused = train(&scene, "rows.csv", &[]).expect_code(2).expect_words(&["can be read in 2 ways"]);
-    let commands: Vec<&str> = refused.err.lines().filter_map(|line| line.split('`').rev().nth(1)).collect();
-    let commands = commands.into_iter().filter(|command| command.starts_with("--set"));
-    for (number, command) in commands.enumerate() {
-        let more: Vec<String> =
-            [format!("run{number}")].into_iter().chain(command.split(' ').map(str::to_owned)).collect();
-        let more: Vec<&str> = more.iter().map(String::as_str).collect();
-        train(&scene, "rows.csv", &more).expect_code(0);
+    let answer = |label: bool| json!({"prompt": "a", "completion": "b", "label": label}).to_string();
+    for (file, rows, expected) in [
+        ("rows.csv", "text,grade\nit was bad,F\nit was good,A\n".to_owned(), ["text-to-text", "span-corruption"]),
+        ("answers.jsonl", format!("{}\n{}\n", answer(true), answer(false)), ["labelled", "text-to-text"]),
+    ] {
+        scene.write(file, rows);
+        let refused = train(&scene, file, &[]).expect_code(2).expect_words(&["can be read in 2 ways"]);
+        let commands: Vec<&str> = refused.err.lines().filter_map(|line| line.split('`').rev().nth(1)).collect();
+        let commands = commands.into_iter().filter(|command| command.starts_with("--set"));
+        for (number, command) in commands.enumerate() {
+            let run = format!("{file}-{number}");
+            let more: Vec<&str> = [run.as_str()].into_iter().chain(command.split(' ')).collect();
+            // An adapter needs a model beside it.
+            let model = [
+                "--model",
+                "rows.csv-0/model",
+                "--set",
+                "train.dropout=0",
+                "--data",
+                file,
+                "--max-steps",
+                "2",
+                "--output",
+            ];
+            match command.contains("lora") {
+                true => scene.run(&short(&[&model[..], &more].concat())).expect_code(0),
+                false => train(&scene, file, &more).expect_code(0),
+            };
+            let objective = &scene.events(&run, "start")[0]["reading"]["objective"]["name"];
+            assert_eq!(*objective, expected[number], "{file}: {command}");
+        }
     }
-    let objective = |run: &str| scene.events(run, "start")[0]["reading"]["objective"]["name"].clone();
-    assert_eq!((objective("run0"), objective("run1")), (json!("text-to-text"), json!("span-corruption")));
     scene.run(&["inspect", "rows.csv"]).expect_code(0).expect_words(&["--prompt-column text --response-column grade"]);
     let convert = scene.run(&["convert", "rows.csv", "-o", "out.parquet"]).expect_code(2);
     assert!(convert.err.contains("`--text-column text`"), "{}", convert.err);
@@ -153,6 +173,24 @@ fn columns_of_one_name_and_words_for_missing_values_are_said() {
     scene.write("columns.json", "{\"prompt\": [\"a\", \"b\"], \"response\": [\"c\", \"d\"]}");
     let refused = train(&scene, "columns.json", &["other"]).expect_code(4);
     assert!(refused.err.contains("a list for each column") && refused.err.contains("orient="), "{}", refused.err);
+}
+
+#[test]
+fn a_line_of_excel_rows_of_other_splits_and_calls_of_tools_are_said() {
+    let scene = Scene::new();
+    scene.write("rows.csv", "sep=;\r\nsource;target;split\r\na, b;c;train\r\nd;e;test\r\n");
+    let ran = train(&scene, "rows.csv", &[]).expect_code(0);
+    let words = "CSV between `;`, prompt from `source`, response from `target`; not used: `split`; rows of every `split` are used";
+    assert!(ran.out.contains(words), "{}", ran.out);
+    assert!(pairs(&scene, "rows.csv", &[]).contains("a, b"));
+    let call = json!({"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f"}}]});
+    let messages = json!([{"role": "user", "content": "q"}, call, {"role": "tool", "content": "1"},
+        {"role": "assistant", "content": "a"}]);
+    let plain = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "tool_calls": []}]);
+    scene.write("chats.jsonl", format!("{}\n{}\n", json!({ "messages": messages }), json!({ "messages": plain })));
+    let ran = train(&scene, "chats.jsonl", &["chats"]).expect_code(0);
+    assert!(ran.err.contains("1 chat with tool calls, images or other parts that are no text"), "{}", ran.err);
+    assert_eq!(scene.events("chats", "data")[0]["counts"]["chats_with_more"], 1);
 }
 
 #[test]

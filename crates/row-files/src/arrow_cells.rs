@@ -185,12 +185,14 @@ fn turns(array: &dyn Array, row: usize, column: &str) -> Option<Result<Vec<Turn>
         let of = of.as_struct_opt()?;
         names.iter().find_map(|name| of.column_by_name(name)).cloned()
     };
+    let mut calls = Vec::new();
     let (roles, contents) = match array.data_type() {
         DataType::List(_) | DataType::LargeList(_) => {
             let messages = elements(array, row);
             if let DataType::List(_) = messages.data_type() {
                 return exchanges(&messages);
             }
+            calls.extend(["tool_calls", "function_call"].iter().filter_map(|name| member(&messages, [name, name])));
             (member(&messages, ["role", "from"])?, member(&messages, ["content", "value"])?)
         }
         DataType::Struct(_) => {
@@ -210,11 +212,34 @@ fn turns(array: &dyn Array, row: usize, column: &str) -> Option<Result<Vec<Turn>
             Some(bytes) if roles.is_valid(message) => text(bytes)?,
             _ => "",
         };
-        let content = content(&contents, message)?
+        let text = content(&contents, message)?
             .ok_or_else(|| RowFault::Messages(column.to_owned(), "expected a text in each message".to_owned()))?;
-        Ok(Turn { role: role(name), content: content.into_owned() })
+        let has_more = has_other_parts(&contents, message) || calls.iter().any(|calls| is_given(calls, message));
+        Ok(Turn { role: role(name), content: text.into_owned(), has_more })
     };
     Some((0..roles.len()).map(turn).collect())
+}
+
+/// Whether a value is neither null nor an empty list or text.
+fn is_given(array: &ArrayRef, row: usize) -> bool {
+    let is_empty = match array.data_type() {
+        DataType::List(_) | DataType::LargeList(_) => elements(array, row).is_empty(),
+        _ => bytes(array, row).is_some_and(<[u8]>::is_empty),
+    };
+    array.is_valid(row) && !is_empty
+}
+
+/// Whether a list of parts has one without a text.
+fn has_other_parts(contents: &ArrayRef, message: usize) -> bool {
+    if !matches!(contents.data_type(), DataType::List(_) | DataType::LargeList(_)) || contents.is_null(message) {
+        return false;
+    }
+    let parts = elements(contents, message);
+    let texts = match parts.as_struct_opt() {
+        Some(parts) => parts.column_by_name("text").cloned(),
+        None => return false,
+    };
+    texts.is_none_or(|texts| (0..texts.len()).any(|part| !is_given(&texts, part)))
 }
 
 /// Questions with their answers, each a list of two texts.

@@ -23,12 +23,14 @@ pub struct Turn {
     pub role: String,
     /// The message's text.
     pub content: String,
+    /// Whether the message has more than its text, such as an image or the call of a tool, which no prompt holds.
+    pub has_more: bool,
 }
 
 impl Turn {
     /// Returns a message of this role.
-    pub(crate) fn new(role: &str, content: &str) -> Self {
-        Self { role: role.to_owned(), content: content.to_owned() }
+    pub fn new(role: &str, content: &str) -> Self {
+        Self { role: role.to_owned(), content: content.to_owned(), has_more: false }
     }
 }
 
@@ -60,23 +62,33 @@ pub(crate) fn completion(turns: &[Turn]) -> Result<&str, String> {
 /// # Errors
 /// A text for the user: there are only system messages.
 pub fn prompt(turns: &[Turn]) -> Result<String, String> {
-    let turns: Vec<Turn> =
-        turns.iter().map(|turn| Turn { role: role(&turn.role), content: turn.content.clone() }).collect();
+    let turns: Vec<Turn> = turns.iter().map(|turn| Turn { role: role(&turn.role), ..turn.clone() }).collect();
     prompt_of(turns.iter())
 }
 
 /// Whether a prompt is short enough.
 pub type Fits<'a> = &'a dyn Fn(&str) -> bool;
 
+/// What a prompt leaves out of its messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The oldest turns, for which there was no room.
+    pub turns: usize,
+    /// Whether a message has more than its text ([`Turn::has_more`]).
+    pub has_more: bool,
+}
+
 /// The prompt of these turns. If it does not fit, the oldest turns are left out, but never a system message nor the last turn. Also returns
-/// the number of turns that were left out.
+/// what was left out.
 ///
 /// Turns may be as long as a row may be, so no more than one prompt exists at a time, and no copy of a turn.
-pub(crate) fn fitted_prompt(turns: &[Turn], fits: Option<Fits<'_>>) -> Result<(String, usize), String> {
+pub(crate) fn fitted_prompt(turns: &[Turn], fits: Option<Fits<'_>>) -> Result<(String, LeftOut), String> {
     let prompt = prompt_of(turns.iter())?;
-    let Some(fits) = fits.filter(|fits| !fits(&prompt)) else { return Ok((prompt, 0)) };
+    let has_more = turns.iter().any(|turn| turn.has_more);
+    let left_out = |turns| LeftOut { turns, has_more };
+    let Some(fits) = fits.filter(|fits| !fits(&prompt)) else { return Ok((prompt, left_out(0))) };
     let others: Vec<usize> = (0..turns.len()).filter(|at| turns[*at].role != "system").collect();
-    let Some((last, before)) = others.split_last() else { return Ok((prompt, 0)) };
+    let Some((last, before)) = others.split_last() else { return Ok((prompt, left_out(0))) };
     drop(prompt);
     // A chat does not begin with an answer.
     let starts = before.iter().skip(1).filter(|at| turns[**at].role != "assistant").chain([last]);
@@ -87,8 +99,7 @@ pub(crate) fn fitted_prompt(turns: &[Turn], fits: Option<Fits<'_>>) -> Result<(S
     };
     let does_not_fit = |start: &usize| from(*start).is_ok_and(|prompt| !fits(&prompt));
     let start = starts[starts.partition_point(does_not_fit).min(starts.len() - 1)];
-    let left_out = others.iter().filter(|at| **at < start).count();
-    Ok((from(start)?, left_out))
+    Ok((from(start)?, left_out(others.iter().filter(|at| **at < start).count())))
 }
 
 fn prompt_of<'a>(turns: impl Iterator<Item = &'a Turn>) -> Result<String, String> {
@@ -148,11 +159,16 @@ fn turns<'de, A: SeqAccess<'de>>(mut list: A) -> Result<Vec<Turn>, A::Error> {
             return Err(A::Error::custom(too_many()));
         }
         match element {
-            Element::Message(Message { role: name, content }) => {
-                turns.push(Turn { role: role(&name.0), content: content.0 });
+            Element::Message(Message { role: name, content, tool_calls, function_call }) => {
+                let has_more = content.has_more || tool_calls.0 || function_call.0;
+                turns.push(Turn { role: role(&name.text), content: content.text, has_more });
             }
             Element::Exchange(question, answer) => {
-                let turn = |role: &str, content: Content| Turn { role: role.to_owned(), content: content.0 };
+                let turn = |role: &str, content: Content| Turn {
+                    role: role.to_owned(),
+                    content: content.text,
+                    has_more: content.has_more,
+                };
                 turns.extend([turn("user", question), turn("assistant", answer)]);
             }
         }
@@ -225,6 +241,52 @@ struct Message {
     role: Content,
     #[serde(alias = "value", default)]
     content: Content,
+    #[serde(default)]
+    tool_calls: Presence,
+    #[serde(default)]
+    function_call: Presence,
+}
+
+/// Whether a value is there: neither null nor empty.
+#[derive(Default)]
+struct Presence(bool);
+
+impl<'de> Deserialize<'de> for Presence {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any;
+        impl<'de> Visitor<'de> for Any {
+            type Value = Presence;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a call")
+            }
+
+            fn visit_unit<E>(self) -> Result<Presence, E> {
+                Ok(Presence(false))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Presence, E> {
+                Ok(Presence(!text.is_empty()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Presence, A::Error> {
+                let mut is_there = false;
+                while list.next_element::<IgnoredAny>()?.is_some() {
+                    is_there = true;
+                }
+                Ok(Presence(is_there))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Presence, A::Error> {
+                let mut is_there = false;
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                    is_there = true;
+                }
+                Ok(Presence(is_there))
+            }
+        }
+        deserializer.deserialize_any(Any)
+    }
 }
 
 /// A part of a message's content.
@@ -237,7 +299,11 @@ struct Part {
 
 /// A text: a string, or the text parts of a list. Null gives an empty text.
 #[derive(Default)]
-struct Content(String);
+struct Content {
+    text: String,
+    /// Whether there is a part without a text.
+    has_more: bool,
+}
 
 impl<'de> Deserialize<'de> for Content {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -250,7 +316,7 @@ impl<'de> Deserialize<'de> for Content {
             }
 
             fn visit_str<E>(self, text: &str) -> Result<Content, E> {
-                Ok(Content(text.to_owned()))
+                Ok(Content { text: text.to_owned(), has_more: false })
             }
 
             fn visit_unit<E>(self) -> Result<Content, E> {
@@ -258,14 +324,15 @@ impl<'de> Deserialize<'de> for Content {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Content, A::Error> {
-                let mut content = String::new();
+                let mut content = Content::default();
                 while let Some(Part { text }) = list.next_element()? {
-                    if !content.is_empty() && !text.0.is_empty() {
-                        content.push('\n');
+                    if !content.text.is_empty() && !text.text.is_empty() {
+                        content.text.push('\n');
                     }
-                    content += &text.0;
+                    content.has_more |= text.text.is_empty();
+                    content.text += &text.text;
                 }
-                Ok(Content(content))
+                Ok(content)
             }
         }
         deserializer.deserialize_any(Text)
@@ -300,9 +367,10 @@ mod tests {
             (1, "S\ne", 4),
         ] {
             let fits = |prompt: &str| prompt.len() <= most;
+            let left_out = LeftOut { turns: left_out, has_more: false };
             assert_eq!(fitted_prompt(&chat, Some(&fits)), Ok((expected.to_owned(), left_out)), "{most}");
         }
-        assert_eq!(fitted_prompt(&chat[1..2], Some(&|_| false)), Ok(("a".to_owned(), 0)));
+        assert_eq!(fitted_prompt(&chat[1..2], Some(&|_| false)), Ok(("a".to_owned(), LeftOut::default())));
     }
 
     #[track_caller]
@@ -328,7 +396,7 @@ mod tests {
 
     #[test]
     fn a_chat_that_waits_for_its_answer_has_the_prompt_that_it_was_trained_with() {
-        let turn = |role: &str, content: &str| Turn { role: role.to_owned(), content: content.to_owned() };
+        let turn = Turn::new;
         let chat = [turn("developer", "Be brief."), turn("user", "a"), turn("assistant", "b"), turn("user", "c")];
         assert_eq!(prompt(&chat).as_deref(), Ok("Be brief.\nuser: a\nassistant: b\nuser: c"));
         assert_eq!(prompt(&chat[1..2]).as_deref(), Ok("a"));
@@ -349,6 +417,21 @@ mod tests {
             "q",
             "a",
         );
+    }
+
+    #[test]
+    fn a_message_with_more_than_its_text_is_known() {
+        for (message, has_more) in [
+            (r#""content":"c""#, false),
+            (r#""content":"c","tool_calls":[],"function_call":null"#, false),
+            (r#""content":null,"tool_calls":[{"function":{"name":"f"}}]"#, true),
+            (r#""content":"c","function_call":{"name":"f"}"#, true),
+            (r#""content":[{"type":"text","text":"a"},{"type":"image"}]"#, true),
+            (r#""content":[{"type":"text","text":"a"}]"#, false),
+        ] {
+            let turns = from_text(&format!(r#"[{{"role":"assistant",{message}}}]"#)).expect(message);
+            assert_eq!(turns[0].has_more, has_more, "{message}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use crate::chat::{self, Fits};
+use crate::chat::{self, Fits, LeftOut};
 use crate::classes::Classes;
 use crate::error::{RowFault, listed};
 use crate::row::{Cell, Row};
@@ -297,7 +297,7 @@ impl Pairing {
         &self,
         row: &'a Row,
         fits: Option<Fits<'_>>,
-    ) -> Result<([Cow<'a, str>; 2], usize), RowFault> {
+    ) -> Result<([Cow<'a, str>; 2], LeftOut), RowFault> {
         let columns = self.columns();
         let values = Values { columns: &columns, row };
         let borrowed = |name: &str| values.text(name).map(Cow::Borrowed);
@@ -315,7 +315,7 @@ impl Pairing {
                         let (text, left_out) = chat::fitted_prompt(turns, fits).map_err(fault(prompt))?;
                         (Cow::Owned(text), left_out)
                     }
-                    _ => (borrowed(prompt)?, 0),
+                    _ => (borrowed(prompt)?, LeftOut::default()),
                 };
                 return Ok(([source, values.answer(response)?], left_out));
             }
@@ -336,11 +336,12 @@ impl Pairing {
                     turns.to_mut().insert(0, chat::Turn::new("system", system));
                 }
                 let (before, response) = chat::before_response(&turns).map_err(messages)?;
-                let (prompt, left_out) = chat::fitted_prompt(before, fits).map_err(messages)?;
+                let (prompt, mut left_out) = chat::fitted_prompt(before, fits).map_err(messages)?;
+                left_out.has_more |= turns[before.len()].has_more;
                 return Ok(([Cow::Owned(prompt), Cow::Owned(response.to_owned())], left_out));
             }
         };
-        Ok((texts, 0))
+        Ok((texts, LeftOut::default()))
     }
 
     /// Returns the rejected answer of a row, or its label as `true` or `false`, if rows have one.
@@ -367,7 +368,7 @@ impl Pairing {
 
 impl Instruction {
     /// The prompt of a row: its lines alone, or as the last turn of a chat.
-    fn prompt<'a>(&self, values: &Values<'a, '_>, fits: Option<Fits<'_>>) -> Result<(Cow<'a, str>, usize), RowFault> {
+    fn prompt<'a>(&self, values: &Values<'a, '_>, fits: Option<Fits<'_>>) -> Result<(Cow<'a, str>, LeftOut), RowFault> {
         let mut lines = Vec::with_capacity(self.lines.len());
         for line in &self.lines {
             lines.extend(values.optional(line)?);
@@ -380,7 +381,7 @@ impl Instruction {
         let system = self.system.as_ref().map(|name| values.optional(name)).transpose()?.flatten();
         let history = self.history.as_ref().map(|name| values.turns(name)).transpose()?.flatten();
         if system.is_none() && history.is_none() {
-            return Ok((prompt, 0));
+            return Ok((prompt, LeftOut::default()));
         }
         let mut turns: Vec<chat::Turn> = system.iter().map(|text| chat::Turn::new("system", text)).collect();
         turns.extend(history.map(Cow::into_owned).unwrap_or_default());
@@ -487,7 +488,7 @@ mod tests {
         let row = Row { line: 1, cells: vec![prompt, turns(&[("assistant", "4")])] };
         assert_eq!(pairing.texts(&row).unwrap(), ["user: 1+1\nassistant: 2\nuser: 2+2", "4"]);
         let (texts, left_out) = pairing.fitted_texts(&row, Some(&|prompt| prompt.len() < 10)).unwrap();
-        assert_eq!((texts[0].as_ref(), left_out), ("2+2", 2), "the last question stays");
+        assert_eq!((texts[0].as_ref(), left_out.turns), ("2+2", 2), "the last question stays");
         let row = Row { line: 1, cells: vec![Cell::Text("q".into()), turns(&[("user", "no answer")])] };
         assert!(matches!(pairing.texts(&row), Err(RowFault::Messages(..))));
     }

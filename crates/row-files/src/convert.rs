@@ -108,6 +108,8 @@ pub struct Counts {
     pub shortened_chats: u64,
     /// The turns that they lost.
     pub left_out_turns: u64,
+    /// Chats with a message that has more than its text, which is left out.
+    pub chats_with_more: u64,
     /// Rows that cleaning changed.
     pub cleaned: u64,
     /// Rows left out because they are duplicates.
@@ -225,8 +227,9 @@ impl Conversion {
                 let texts = read
                     .and_then(|()| pairing.fitted_texts(&row, settings.fits).map_err(|fault| rows.error(&row, fault)));
                 let texts = texts.map(|(texts, left_out)| {
-                    counts.shortened_chats += u64::from(left_out > 0);
-                    counts.left_out_turns += left_out as u64;
+                    counts.shortened_chats += u64::from(left_out.turns > 0);
+                    counts.left_out_turns += left_out.turns as u64;
+                    counts.chats_with_more += u64::from(left_out.has_more);
                     texts
                 });
                 let texts = texts.and_then(|texts| {

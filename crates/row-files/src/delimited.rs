@@ -167,7 +167,7 @@ impl Records {
         self.breaks
     }
 
-    /// The names of the columns.
+    /// The names of the columns. Excel may write `sep=;` before them, which names the delimiter.
     pub fn header(&mut self) -> Result<Vec<String>, Error> {
         let broken = |records: &Self, fault: RowFault| Error::Broken {
             path: records.input.path().to_owned(),
@@ -178,6 +178,9 @@ impl Records {
             None => Ok(Vec::new()),
             Some(Err(fault)) => Err(broken(self, fault)),
             Some(Ok(())) => {
+                if self.first_line == 1 && self.bytes == b"sep=" && self.ends.len() == 2 {
+                    return self.header();
+                }
                 let fields = self.fields().map_err(|fault| broken(self, fault))?;
                 Ok(numbered((0..self.ends.len()).map(|place| fields(place).trim().to_owned())))
             }
@@ -339,6 +342,20 @@ mod tests {
         check("\"x,y\",\"1\n2\"\nz,\"say \"\"hi\"\"\"\n", &[(1, &["x,y", "1\n2"]), (3, &["z", "say \"hi\""])]);
         check("a\"b,\"c\"d\n", &[(1, &["a\"b", "cd"])]);
         check(",\n\"\",\"\"", &[(1, &["", ""]), (2, &["", ""])]);
+    }
+
+    #[test]
+    fn the_first_line_of_excel_names_the_delimiter_and_no_column() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("rows.csv");
+        let header = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            crate::Kind::detect(&path, &ReadOptions::default()).unwrap().columns
+        };
+        assert_eq!(header("sep=;\r\na;b,c\r\n1;2\r\n"), ["a", "b,c"]);
+        assert_eq!(header("\u{feff}sep=,\na,b\n1,2\n"), ["a", "b"]);
+        assert_eq!(header("sep=,b\n1,2\n"), ["sep=", "b"]);
+        assert_eq!(header("a,b\nsep=,\n"), ["a", "b"]);
     }
 
     #[test]

@@ -271,10 +271,7 @@ impl File<'_> {
 
     /// Columns beside a text that do more than describe it.
     fn others(&self, text: &str) -> Vec<&str> {
-        let is_about = |name: &str| {
-            let root = name.split('.').next().unwrap_or(name);
-            ABOUT.contains(&root) || name.starts_with("Unnamed") || root == "title" && self.has("url")
-        };
+        let is_about = |name: &str| is_about(name) || name == "title" && self.has("url");
         let columns = self.columns.iter().map(String::as_str);
         columns.filter(|name| *name != text && !name.trim().is_empty() && !is_about(name)).collect()
     }
@@ -315,6 +312,19 @@ impl File<'_> {
             Some(column) => vec![("prompt_column", column.to_owned()), ("response_column", name.to_owned())],
             None => vec![("source_template", source.to_string()), ("response_column", name.to_owned())],
         };
+        if targets == ["completion"] && self.has("label") {
+            return Err(Unpaired::Question(vec![
+                Meaning {
+                    words: "`label` says which answers are desirable".to_owned(),
+                    // Its reference is the model without the adapter.
+                    settings: vec![("lora.rank", "16".to_owned()), ("preference.loss", "kto".to_owned())],
+                },
+                Meaning {
+                    words: "every answer is a target, and `label` is left out".to_owned(),
+                    settings: setting("completion"),
+                },
+            ]));
+        }
         let target = match targets {
             ANSWERS if self.has("label") => self.only(&["answer", "answers", "label"], &setting)?,
             ANSWERS => self.first_text(ANSWERS).unwrap_or_default(),
@@ -369,6 +379,12 @@ impl File<'_> {
     }
 }
 
+/// Whether a column of this name says something about a row, and is no text of it.
+fn is_about(name: &str) -> bool {
+    let root = name.split('.').next().unwrap_or(name);
+    ABOUT.contains(&root) || root.ends_with("_id") || name.starts_with("Unnamed")
+}
+
 /// What columns without a known form could mean, most likely first.
 pub(crate) fn guesses(columns: &[String]) -> Vec<Meaning> {
     const SHOWN: usize = 3;
@@ -384,9 +400,20 @@ pub(crate) fn guesses(columns: &[String]) -> Vec<Meaning> {
     {
         return vec![pair(source, target)];
     }
-    // A rejected answer is no target.
-    let texts: Vec<usize> =
-        (0..columns.len()).filter(|&at| usual[at] != "rejected" && !columns[at].is_empty()).collect();
+    if let Ok(Pairing::Columns { prompt, response }) =
+        Pairing::choose(&usual, &Chosen { is_of_words: true, ..Chosen::default() })
+        && ["tokens", "words"].contains(&prompt.as_str())
+    {
+        let words = format!("`{prompt}` are words and `{response}` their labels");
+        return vec![Meaning { words, settings: vec![("task.name", "token-classification".to_owned())] }];
+    }
+    // A wrong answer is no target, and neither is a name.
+    let is_text = |at: &usize| match usual[*at].as_str() {
+        "" | "rejected" | "negative" => false,
+        "source" => true,
+        name => !is_about(name),
+    };
+    let texts: Vec<usize> = (0..columns.len()).filter(is_text).collect();
     let others = |known: usize| texts.iter().copied().filter(move |&at| at != known).take(SHOWN);
     match (place("prompt"), place("response"), texts.as_slice()) {
         (Some(prompt), None, _) => others(prompt).map(|target| pair(prompt, target)).collect(),

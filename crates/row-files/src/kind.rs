@@ -308,8 +308,12 @@ fn utf16(text: &[u8]) -> Option<&'static str> {
     little.or_else(|| all(|pair| pair[0] == 0 && pair[1] != 0).then_some("UTF-16BE"))
 }
 
-/// The most frequent delimiter of the first line: a comma, the semicolon or tab of some spreadsheets, or the bar of some databases.
+/// The delimiter that Excel's first line `sep=;` names, or else the most frequent of the first line: a comma, the semicolon or tab of some
+/// spreadsheets, or the bar of some databases.
 fn delimiter(text: &[u8]) -> u8 {
+    if let Some([named @ (b',' | b';' | b'\t' | b'|'), b'\r' | b'\n', ..]) = text.strip_prefix(b"sep=") {
+        return *named;
+    }
     let mut counts = [(b',', 0_usize), (b';', 0), (b'\t', 0), (b'|', 0)];
     let mut is_quoted = false;
     for &byte in text.iter().take_while(|byte| **byte != b'\n') {

@@ -46,7 +46,7 @@ mod template;
 mod trace;
 mod vector_writer;
 
-pub use chat::{Fits, Turn, prompt as chat_prompt};
+pub use chat::{Fits, LeftOut, Turn, prompt as chat_prompt};
 pub use classes::Classes;
 pub use clean::clean;
 pub use columns::{Chosen, Column, Instruction, Pairing, truth_of_label};

@@ -16,18 +16,25 @@ pub enum Unpaired {
 pub struct Meaning {
     /// The meaning, for people.
     pub words: String,
-    /// Names of keys in `data` with their values.
+    /// Keys with their values. A key without a dot is one of `data`.
     pub settings: Vec<(&'static str, String)>,
 }
 
 impl Meaning {
     /// The settings as they are typed for a command that has keys.
     pub fn assignments(&self) -> String {
-        self.typed(|key, value| format!("--set {}", quoted(&format!("data.{key}={value}"))))
+        self.typed(|key, value| {
+            let section = if key.contains('.') { "" } else { "data." };
+            format!("--set {}", quoted(&format!("{section}{key}={value}")))
+        })
     }
 
-    /// The settings as they are typed for a command that has a flag for each. There, a text column implies its objective.
+    /// The settings as they are typed for a command that has a flag for each. There, a text column implies its objective. A meaning for training
+    /// alone is typed for `train`.
     pub fn flags(&self) -> String {
+        if self.settings.iter().any(|(key, _)| key.contains('.')) {
+            return format!("train_low_mem train {}", self.assignments());
+        }
         self.typed(|key, value| match key {
             "objective" => String::new(),
             key => format!("--{} {}", key.replace('_', "-"), quoted(value)),

@@ -69,6 +69,9 @@ mod tests {
         check("chosen|rejected", "prompt", &["--text-column chosen"]);
         check("only", "prompt", &["--text-column only"]);
         check("a|b|c", "prompt", &["--prompt-column a --response-column c"]);
+        check("message_id|a|b|c|lang", "prompt", &["--prompt-column a --response-column c"]);
+        let of_words = "train_low_mem train --set task.name=token-classification";
+        check("id|tokens|pos_tags|ner_tags", "prompt", &[of_words]);
         check("a|b", "nosuch", &[]);
     }
 

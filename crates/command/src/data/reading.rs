@@ -206,10 +206,11 @@ pub fn shown_column(name: &str) -> &str {
 pub fn unused_in_words(unused: &[String]) -> String {
     const SHOWN: usize = 8;
     let names: Vec<String> = unused.iter().take(SHOWN).map(|name| format!("`{}`", shown_column(name))).collect();
+    let splits = if unused.iter().any(|name| name == "split") { "; rows of every `split` are used" } else { "" };
     match unused.len().checked_sub(SHOWN) {
         _ if unused.is_empty() => String::new(),
-        Some(more) if more > 0 => format!("; not used: {} and {} more", names.join(", "), counted(more as u64)),
-        _ => format!("; not used: {}", names.join(", ")),
+        Some(more) if more > 0 => format!("; not used: {} and {} more{splits}", names.join(", "), counted(more as u64)),
+        _ => format!("; not used: {}{splits}", names.join(", ")),
     }
 }
 

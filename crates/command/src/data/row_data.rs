@@ -292,6 +292,12 @@ fn parquet_of(
             config.data.max_source_tokens
         ));
     }
+    if counts.chats_with_more > 0 {
+        report::warn(&format!(
+            "{key}: {} with tool calls, images or other parts that are no text: these are left out, and the text is kept",
+            plural(counts.chats_with_more, "chat")
+        ));
+    }
     if let Some(first) = &counts.first_bad {
         let left_out = counts.malformed + counts.empty;
         report::warn(&format!(
@@ -456,7 +462,7 @@ pub fn counts_json(counts: &Counts) -> Value {
         "malformed": counts.malformed, "empty": counts.empty, "cleaned": counts.cleaned,
         "labels": counts.labels.counts().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         "duplicates": counts.duplicates, "shortened_chats": counts.shortened_chats,
-        "left_out_turns": counts.left_out_turns, "train": counts.train, "validation": counts.validation,
+        "left_out_turns": counts.left_out_turns, "chats_with_more": counts.chats_with_more, "train": counts.train, "validation": counts.validation,
         "first_skipped": counts.first_bad.as_ref().map(ToString::to_string),
     })
 }

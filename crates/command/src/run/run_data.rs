@@ -46,7 +46,8 @@ pub fn survival(config: &Config, opened: &Opened) -> Option<(Survival, u64)> {
         return None;
     }
     let rows = opened.epoch_samples();
-    let (places, most) = if rows <= ROWS as u64 { (1, rows) } else { (PLACES, ROWS as u64) };
+    // No row counts twice.
+    let (places, most) = if rows <= ROWS as u64 { (1, rows) } else { (PLACES, (rows / PLACES).min(ROWS as u64)) };
     let options = LoaderOptions {
         batch_size: usize::try_from(most).unwrap_or(ROWS).max(1),
         epochs: Some(1),

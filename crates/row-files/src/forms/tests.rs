@@ -36,6 +36,7 @@ fn a_file_says_by_its_columns_where_prompt_and_response_come_from() {
     check("question answer", "prompt from `question`, response from `answer`");
     check("text id", "text from `text`");
     check("text summary", "prompt from `text`, response from `summary`");
+    refused("prompt completion label", "`label` says which answers are desirable; every answer is a target");
     refused("prompt id", "no response");
     refused("a b", "no prompt");
 }

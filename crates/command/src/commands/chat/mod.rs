@@ -251,7 +251,7 @@ impl ChatSession<'_> {
     fn answer(&mut self, prompt: &str) -> Outcome<()> {
         let options = self.options()?;
         self.number += 1;
-        let turn = |role: &str, content: &str| Turn { role: role.to_owned(), content: content.to_owned() };
+        let turn = Turn::new;
         let text = match self.has_turns {
             false => prompt.to_owned(),
             true => {

@@ -78,10 +78,7 @@ pub fn text(prompt: &Prompt) -> Result<String, ApiError> {
         Prompt::Text(text) => Ok(text.clone()),
         Prompt::Tokens(_) => Ok(String::new()),
         Prompt::Chat(messages) => {
-            let turn = |message: &openai_server::Message| Turn {
-                role: message.role.clone(),
-                content: message.content.clone(),
-            };
+            let turn = |message: &openai_server::Message| Turn::new(&message.role, &message.content);
             let turns: Vec<Turn> = messages.iter().map(turn).collect();
             row_files::chat_prompt(&turns).map_err(|error| ApiError::parameter("messages", error))
         }
