@@ -3,7 +3,7 @@
 
     python3 scripts/card_held_out.py --binary target/release/train_low_mem [--seed 1] [--cases 60] [--only 7,12] [--inference] [--off-card] [--jobs 2] [--output DIR]
 
-Needs a build with the feature `cuda` and a card, or a build over the emulated card (docs/gpu.md), whose report has the bytes of tensors.
+Needs a build with the feature `cuda` and a card, or a build over the emulated card (docs/gpu-testing.md), whose report has the bytes of tensors.
 The number and the seed decide a case: the model's shape, precision, optimizer, adapter, levers, graphs, clipping, rows, how much
 memory the driver locks, and a budget of the card. The run on the card is compared with a run on the CPU, and with a plain run, whose settings change no bit:
 everything is on the card, kernel by kernel. Some runs are killed and resumed, also with other settings. In some an allocation fails. Some have

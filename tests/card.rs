@@ -1,4 +1,4 @@
-//! The command on a card: a real one, or the emulated one (`LOW_MEM_T5_CUDA=emulated`, docs/gpu.md). Needs the feature `cuda`.
+//! The command on a card: a real one, or the emulated one (`LOW_MEM_T5_CUDA=emulated`, docs/gpu-testing.md). Needs the feature `cuda`.
 
 mod faster_device;
 mod on_a_card;

@@ -1,4 +1,4 @@
-//! The command under `mpirun`, with emulated cards for its processes (`LOW_MEM_T5_CUDA=emulated`, docs/gpu.md). Needs an MPI, and the
+//! The command under `mpirun`, with emulated cards for its processes (`LOW_MEM_T5_CUDA=emulated`, docs/gpu-testing.md). Needs an MPI, and the
 //! features `cuda` and `mpi`, or `nccl` for transfers from card to card.
 
 mod launcher;
