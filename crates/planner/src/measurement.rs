@@ -297,7 +297,7 @@ impl<'a> Measured<'a> {
         let [q, k, v, dout] = [self.tensor(&shape)?, self.tensor(&shape)?, self.tensor(&shape)?, self.tensor(&shape)?];
         let (lengths, numbers) = (vec![tokens; samples], (0..samples as u32).collect::<Vec<_>>());
         let dropout = Some(Dropout { samples: &numbers, ..DROPOUT });
-        let of = Attention { heads, bias: None, key_lengths: &lengths, causal: false, dropout };
+        let of = Attention { dropout, ..Attention::new(heads, &lengths) };
         let forward = self.shortest(&[], OF_A_KIND / 2, || attention(&q, &k, &v, &of).map(drop))?;
         let (out, lse) = attention(&q, &k, &v, &of)?;
         let attended = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };

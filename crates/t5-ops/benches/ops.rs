@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
-    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums, adafactor,
+    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, Mask, SecondMoment, SquareSums, adafactor,
     attention, attention_backward, dropout_add, embedding, embedding_backward, feed_forward_activation,
     feed_forward_activation_backward, linear, linear_backward_input, linear_backward_weight, linear_cross_entropy,
     linear_cross_entropy_backward, rms_norm, rms_norm_backward,
@@ -110,8 +110,12 @@ impl Bench<'_> {
         let flops = 4 * b * t * t * d;
         for causal in [false, true] {
             let kind = if causal { "causal" } else { "whole" };
-            let a =
-                Attention { heads: l.heads, bias: Some(&bias), key_lengths: &lengths, causal, dropout: Some(dropout) };
+            let a = Attention {
+                bias: Some(&bias),
+                mask: Mask::causal_if(causal),
+                dropout: Some(dropout),
+                ..Attention::new(l.heads, &lengths)
+            };
             self.run(&format!("attention {kind}"), flops, 4 * rows * d, || attention(&q, &k, &v_, &a).map(drop))?;
             let (out, lse) = attention(&q, &k, &v_, &a)?;
             self.run(&format!("attention_backward {kind}"), 5 * flops / 2, 8 * rows * d, || {

@@ -76,8 +76,8 @@ pub use ops::adafactor::{
 };
 pub use ops::adamw::{AdamwHyper, AdamwUpdate, adamw, adamw_needs, adamw_of_each, adamw_ready};
 pub use ops::attention::{
-    Attended, Attention, MAX_HEAD_ON_DEVICE, Sizes as AttentionSizes, attention, attention_at, attention_backward,
-    attention_backward_needs, attention_needs,
+    Attended, Attention, MAX_HEAD_ON_DEVICE, Mask, Sizes as AttentionSizes, attention, attention_at,
+    attention_backward, attention_backward_needs, attention_needs, merge_attention, merge_attention_needs,
 };
 pub use ops::cross_entropy::{
     CrossEntropy, IGNORED_LABEL, keeps_logits, linear_cross_entropy, linear_cross_entropy_backward,
@@ -97,10 +97,12 @@ pub use ops::linear::{
 pub use ops::lion::{LionHyper, lion, lion_needs};
 pub use ops::logit_cross_entropy::{logit_cross_entropy, logit_cross_entropy_backward, logit_cross_entropy_needs};
 pub use ops::narrow_copies::{narrow_each, narrow_each_needs};
-pub use ops::norm::{rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs};
+pub use ops::norm::{NormWeight, rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs};
 pub use ops::reduce::{add_in_place, in_place_needs, scaled, scaled_needs, zero, zeros};
 pub use ops::relative_bias::{RelativePosition, relative_bias, relative_bias_backward, relative_bias_needs};
+pub use ops::rope::{Rope, rope, rope_backward, rope_needs};
 pub use ops::rounding::Rounding;
+pub use ops::soft_cap::{soft_cap, soft_cap_backward, soft_cap_needs};
 pub use ops::together::ReadyUpdates;
 pub use ops::token_loss::{LossSums, TokenLoss};
 pub use parallel::{PoolThreads, for_each_part, join_threads, threads, with_temporary_threads};
@@ -130,5 +132,7 @@ pub mod reference {
     pub use crate::ops::norm::reference::*;
     pub use crate::ops::reduce::reference::*;
     pub use crate::ops::relative_bias::reference::*;
+    pub use crate::ops::rope::reference::*;
     pub use crate::ops::rounding::reference::*;
+    pub use crate::ops::soft_cap::reference::*;
 }

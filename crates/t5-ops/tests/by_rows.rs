@@ -55,7 +55,7 @@ fn same_bits(vocabulary: usize, dtypes: [DType; 2]) -> Result<()> {
         let labels: Vec<u32> = (0..rows).map(label).collect();
         let token_loss = TokenLoss { z_loss: 0.1, label_smoothing: 0.2 };
         for (chunk_rows, token_loss) in [(1, token_loss), (64, TokenLoss::default())] {
-            let c = CrossEntropy { logit_scale: 0.3, gradient_scale: 0.1, chunk_rows, token_loss };
+            let c = CrossEntropy { logit_scale: 0.3, soft_cap: None, gradient_scale: 0.1, chunk_rows, token_loss };
             let loss = |w: Weight| linear_cross_entropy(&x, w, &labels, &c).map(f64::to_bits);
             assert_eq!(loss(Weight::ByRows(&in_file))?, loss((&values).into())?, "{case}: {rows} rows");
             let gradients = |w: Weight| -> Result<_> {

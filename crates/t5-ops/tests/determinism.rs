@@ -7,7 +7,7 @@ mod tensors;
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
-    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums, TokenLoss,
+    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, Mask, SecondMoment, SquareSums, TokenLoss,
     adafactor, attention, attention_backward, dropout_add, embedding, embedding_backward, feed_forward_activation,
     feed_forward_activation_backward, linear, linear_backward_input, linear_backward_weight, linear_cross_entropy,
     linear_cross_entropy_backward, rms_norm, rms_norm_backward,
@@ -50,11 +50,10 @@ fn attentions(dtype: DType) -> Result<Results> {
         let bias = numbers(&[heads, 2 * t - 1], DType::F32)?;
         let dbias = bias.zeros_like()?;
         let a = Attention {
-            heads,
             bias: Some(&bias),
-            key_lengths: &lengths,
-            causal: true,
+            mask: Mask::CAUSAL,
             dropout: Some(Dropout { probability: 0.1, seed: 1, step: 2, site: 3, samples: &samples }),
+            ..Attention::new(heads, &lengths)
         };
         let (out, lse) = attention(&q, &k, &v, &a)?;
         let of = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
@@ -74,7 +73,7 @@ fn losses(dtype: DType) -> Result<Results> {
         let dw = numbers(&[v, d], DType::F32)?;
         let labels: Vec<u32> = (0..rows as u32).map(|row| row * 7 % v as u32).collect();
         let token_loss = TokenLoss { z_loss: 0.1, label_smoothing: 0.2 };
-        let c = CrossEntropy { logit_scale: 1.0, gradient_scale: 0.01, chunk_rows, token_loss };
+        let c = CrossEntropy { gradient_scale: 0.01, chunk_rows, token_loss, ..CrossEntropy::default() };
         let alone = linear_cross_entropy(&x, &w, &labels, &c)?;
         let (loss, dx) = linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&dw, true)))?;
         for loss in [alone, loss.cross_entropy, loss.objective] {

@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use cuda_device::Staging;
 use t5_ops::{
     Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, AdamwUpdate, Attended, Attention, CrossEntropy, Dropout,
-    Precision, Quantised, RelativePosition, Rounding, SecondMoment, SquareSums, TokenLoss,
+    Mask, Precision, Quantised, RelativePosition, Rounding, SecondMoment, SquareSums, TokenLoss,
 };
 
 const F32: DType = DType::F32;
@@ -256,7 +256,12 @@ fn attention_is_that_of_the_cpu() {
                     let bias = make.tensor(&[heads, t + s - 1], F32);
                     let dbias = make.tensor(&[heads, t + s - 1], F32);
                     let bias = has_bias.then_some(&bias);
-                    let a = Attention { heads, bias, key_lengths: &[s, 20], causal, dropout: drop };
+                    let a = Attention {
+                        bias,
+                        mask: Mask::causal_if(causal),
+                        dropout: drop,
+                        ..Attention::new(heads, &[s, 20])
+                    };
                     let (out, lse) = t5_ops::attention(&q, &k, &v, &a)?;
                     let of = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
                     let (dq, dk, dv) = t5_ops::attention_backward(&of, &dout, &a, has_bias.then_some(&dbias))?;
@@ -309,7 +314,7 @@ fn losses_are_those_of_the_cpu() {
                 let dw = make.tensor(&[vocabulary, width], F32);
                 let labels: Vec<u32> =
                     (0..rows as u32).map(|i| if i % 4 == 1 { t5_ops::IGNORED_LABEL } else { i * 5 }).collect();
-                let c = CrossEntropy { logit_scale: 0.7, gradient_scale: 0.25, chunk_rows, token_loss };
+                let c = CrossEntropy { logit_scale: 0.7, soft_cap: None, gradient_scale: 0.25, chunk_rows, token_loss };
                 let loss = t5_ops::linear_cross_entropy(&x, &w, &labels, &c)?;
                 let (again, dx) = t5_ops::linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&dw, true)))?;
                 let losses = Tensor::new(&[loss, again.cross_entropy, again.objective], x.device())?;
@@ -320,9 +325,9 @@ fn losses_are_those_of_the_cpu() {
     check("cross-entropy of logits", 1e-6, |make| {
         let logits = make.tensor(&[5, 70], F32);
         let labels = [3, t5_ops::IGNORED_LABEL, 0, 69, 3];
-        let loss = t5_ops::logit_cross_entropy(&logits, &labels)?;
+        let loss = t5_ops::logit_cross_entropy(&logits, &labels, None)?;
         let token = TokenLoss { z_loss: 0.1, label_smoothing: 0.2 };
-        let (again, gradient) = t5_ops::logit_cross_entropy_backward(logits, &labels, 0.5, token)?;
+        let (again, gradient) = t5_ops::logit_cross_entropy_backward(logits, &labels, 0.5, token, None)?;
         let losses = [loss, again.cross_entropy, again.objective];
         Ok(vec![("losses", Tensor::new(&losses, gradient.device())?), ("gradient", gradient)])
     });
@@ -483,7 +488,8 @@ fn what_generation_reads_and_copies_is_that_of_the_cpu() {
             t5_ops::append([&moved, &moved.copy()?], [&values, &keys], on_card)?;
             // One position of the bias of all positions, by its number and by its place on the card.
             let bias = make.tensor(&[2, 11], F32);
-            let attended = |position| t5_ops::attention_at(&keys, [&cache, &other], &bias, 2, position);
+            let of_cache = Attention { bias: Some(&bias), ..Attention::new(2, &[]) };
+            let attended = |position| Ok(t5_ops::attention_at(&keys, [&cache, &other], &of_cache, position)?.0);
             let scores = t5_ops::scores(&logits, true)?;
             let largest = t5_ops::largest(&logits)?;
             t5_ops::copy_rows(&cache, &[(0, 3), (2, 1)], 4)?;
@@ -532,7 +538,7 @@ fn few_queries_over_part_of_a_bias_are_those_of_the_cpu() {
                 let mut tensor = |rows| make.tensor(&[2, rows, heads * size], dtype);
                 let (q, k, v) = (tensor(queries), tensor(keys), tensor(keys));
                 let bias = make.tensor(&[heads, 50], F32).narrow(1, 11, queries + keys - 1)?;
-                let a = Attention { heads, bias: Some(&bias), key_lengths: &lengths, causal: false, dropout: None };
+                let a = Attention { bias: Some(&bias), ..Attention::new(heads, &lengths) };
                 let (out, lse) = t5_ops::attention(&q, &k, &v, &a)?;
                 Ok(vec![("out", out), ("lse", lse)])
             });

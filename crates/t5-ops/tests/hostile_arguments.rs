@@ -9,7 +9,7 @@ mod tensors;
 use candle_core::{DType, Result, Tensor};
 use proptest::prelude::*;
 use t5_ops::{
-    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, IGNORED_LABEL, LossSums, Path,
+    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, IGNORED_LABEL, LossSums, Mask, Path,
     RelativePosition, SecondMoment, SquareSums, TokenLoss, adafactor, adafactor_with_sums, attention,
     attention_backward, dropout, dropout_add, embedding, embedding_backward, feed_forward_activation,
     feed_forward_activation_backward, linear, linear_backward_input, linear_backward_weight, linear_cross_entropy,
@@ -22,6 +22,7 @@ use self::tensors::bits;
 
 const SCALES: CrossEntropy = CrossEntropy {
     logit_scale: 0.5,
+    soft_cap: None,
     gradient_scale: 0.1,
     chunk_rows: 3,
     token_loss: TokenLoss { z_loss: 0.0, label_smoothing: 0.0 },
@@ -108,7 +109,7 @@ fn shapes_that_no_memory_could_hold_are_errors() {
         assert!(rms_norm(&x, &numbers(&[4], dtype), 1e-6).is_err());
         assert!(feed_forward_activation(&x, None, Activation::Relu, None).is_err());
         assert!(dropout(&x, Some(&mask(&samples))).is_err());
-        let a = Attention { heads: 2, bias: None, key_lengths: &[1], causal: true, dropout: None };
+        let a = Attention { mask: Mask::CAUSAL, ..Attention::new(2, &[1]) };
         assert!(attention(&x, &x, &x, &a).is_err());
         let empty = Tensor::zeros((0, 1 << 62, 4), dtype, &device()).unwrap();
         let nobody = Attention { key_lengths: &[], ..a };
@@ -148,7 +149,7 @@ fn numbers_out_of_range_are_errors_and_change_nothing() -> Result<()> {
     assert!(linear_cross_entropy(&x, &table, &[0, 1, 2], &CrossEntropy { chunk_rows: 0, ..SCALES }).is_err());
 
     let q = numbers(&[2, 3, 4], DType::F32);
-    let a = Attention { heads: 2, bias: None, key_lengths: &[3, 3], causal: false, dropout: None };
+    let a = Attention::new(2, &[3, 3]);
     let all = attention(&q, &q, &q, &a)?.0;
     // Lengths beyond the keys are all keys.
     assert_eq!(bits(&attention(&q, &q, &q, &Attention { key_lengths: &[usize::MAX, 4], ..a })?.0), bits(&all));
@@ -211,7 +212,7 @@ fn sizes_of_zero_are_errors_or_empty_results() -> Result<()> {
     let loss = linear_cross_entropy(&none(&[1, 0]), &none(&[5, 0]), &[3], &SCALES)?;
     assert!((loss - 5f64.ln()).abs() < 1e-6, "{loss}");
 
-    let a = Attention { heads: 1, bias: None, key_lengths: &[2], causal: false, dropout: None };
+    let a = Attention::new(1, &[2]);
     for shape in [[1, 0, 4], [1, 2, 0]] {
         assert!(attention(&none(&shape), &none(&shape), &none(&shape), &a).is_err(), "{shape:?}");
     }
@@ -283,13 +284,8 @@ fn operands_and_results_may_begin_at_any_element() -> Result<()> {
             all.push(linear(&x, &make(&[16, 8], dtype))?);
             // With heads of 32 elements, tensor cores multiply bf16. Few queries have a kernel of their own.
             for queries in [2, 12] {
-                let a = Attention {
-                    heads: 2,
-                    bias: Some(&bias.narrow(1, 0, queries + 10)?),
-                    key_lengths: &[11, 5],
-                    causal: false,
-                    dropout: None,
-                };
+                let bias = bias.narrow(1, 0, queries + 10)?;
+                let a = Attention { bias: Some(&bias), ..Attention::new(2, &[11, 5]) };
                 let [q, k, v] = [queries, 11, 11].map(|rows| make(&[2, rows, 64], dtype));
                 let (out, lse) = attention(&q, &k, &v, &a)?;
                 let of = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
@@ -357,7 +353,7 @@ proptest! {
         let samples: Vec<u32> = (0..batch as u32).collect();
         let bias = [view(&[heads, queries + keys - 1], DType::F32), numbers(&[heads, queries + keys - 1], DType::F32)];
         let results = [view, numbers].iter().zip(&bias).map(|(make, bias)| {
-            let a = Attention { heads, bias: Some(bias), key_lengths: &lengths[..batch], causal, dropout: Some(mask(&samples)) };
+            let a = Attention { bias: Some(bias), mask: Mask::causal_if(causal), dropout: Some(mask(&samples)), ..Attention::new(heads, &lengths[..batch]) };
             let (q, k, v) = (make(&of_queries, dtype), make(&of_keys, dtype), make(&of_keys, dtype));
             let (out, lse) = attention(&q, &k, &v, &a).unwrap();
             let to = Accumulator::new(&[heads, queries + keys - 1], DType::F32);

@@ -5,14 +5,14 @@
 use candle_core::{DType, Device, Result, Tensor};
 use heap::Allocator;
 use t5_ops::{
-    Activation, AddedProduct, Attended, Attention, AttentionSizes, CrossEntropy, Dropout, Needs, Path, Precision,
-    Quantised, attention, attention_backward, attention_backward_needs, attention_needs, dropout, dropout_add,
-    dropout_add_needs, dropout_needs, embedding, embedding_backward, embedding_backward_needs, embedding_needs,
-    feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs,
-    feed_forward_activation_needs, linear, linear_backward_input, linear_backward_input_needs,
-    linear_backward_input_plus_product, linear_backward_weight, linear_backward_weight_needs, linear_cross_entropy,
-    linear_cross_entropy_backward, linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_needs,
-    linear_plus_product, rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs,
+    Activation, AddedProduct, Attended, Attention, CrossEntropy, Dropout, Needs, Path, Precision, Quantised, attention,
+    attention_backward, attention_backward_needs, attention_needs, dropout, dropout_add, dropout_add_needs,
+    dropout_needs, embedding, embedding_backward, embedding_backward_needs, embedding_needs, feed_forward_activation,
+    feed_forward_activation_backward, feed_forward_activation_backward_needs, feed_forward_activation_needs, linear,
+    linear_backward_input, linear_backward_input_needs, linear_backward_input_plus_product, linear_backward_weight,
+    linear_backward_weight_needs, linear_cross_entropy, linear_cross_entropy_backward,
+    linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_needs, linear_plus_product, rms_norm,
+    rms_norm_backward, rms_norm_backward_needs, rms_norm_needs,
 };
 
 #[global_allocator]
@@ -57,8 +57,9 @@ fn operations(path: Path, dtype: DType, drops: bool) -> Vec<(&'static str, u64, 
     let always = Dropout { probability: 0.1, seed: 1, step: 1, site: 1, samples: &samples };
     let drop = drops.then_some(always);
     let loss = CrossEntropy { logit_scale: 1.0, gradient_scale: 1.0, chunk_rows: 300, ..CrossEntropy::default() };
-    let settings = Attention { heads, bias: None, key_lengths: &vec![t; b], causal: false, dropout: drop };
-    let sizes = AttentionSizes { batch: b, queries: t, keys: t, heads, head_size: d / heads };
+    let lengths = vec![t; b];
+    let settings = Attention { dropout: drop, ..Attention::new(heads, &lengths) };
+    let sizes = settings.sizes_of((b, t, d), t);
     let (out, lse) = attention(&x, &y, &x, &settings).unwrap();
     let of = Attended { q: &x, k: &y, v: &x, out: &out, lse: &lse };
     let rows = x.reshape((ROWS, d)).unwrap();

@@ -8,16 +8,16 @@ mod tensors;
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
     Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, AdamwUpdate, AddedProduct, Attended, Attention,
-    AttentionSizes, CrossEntropy, Dropout, MAX_HEAD_ON_DEVICE, Needs, Path, Precision, Quantisation, Quantised,
-    Rounding, SecondMoment, SquareSums, adafactor_needs, adafactor_of_each, adamw_needs, adamw_of_each,
-    adapted_row_norms, adapted_row_norms_needs, attention, attention_backward, attention_backward_needs,
-    attention_needs, dropout, dropout_add, dropout_add_needs, dropout_needs, embedding, embedding_backward,
-    embedding_backward_needs, embedding_needs, feed_forward_activation, feed_forward_activation_backward,
-    feed_forward_activation_backward_needs, feed_forward_activation_needs, linear, linear_backward_input,
-    linear_backward_input_needs, linear_backward_input_scaled, linear_backward_weight, linear_backward_weight_needs,
-    linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs,
-    linear_cross_entropy_needs, linear_needs, linear_plus_product, linear_scaled, narrow_each, narrow_each_needs,
-    rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs, square_sums_needs,
+    CrossEntropy, Dropout, MAX_HEAD_ON_DEVICE, Mask, Needs, Path, Precision, Quantisation, Quantised, Rounding,
+    SecondMoment, SquareSums, adafactor_needs, adafactor_of_each, adamw_needs, adamw_of_each, adapted_row_norms,
+    adapted_row_norms_needs, attention, attention_backward, attention_backward_needs, attention_needs, dropout,
+    dropout_add, dropout_add_needs, dropout_needs, embedding, embedding_backward, embedding_backward_needs,
+    embedding_needs, feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs,
+    feed_forward_activation_needs, linear, linear_backward_input, linear_backward_input_needs,
+    linear_backward_input_scaled, linear_backward_weight, linear_backward_weight_needs, linear_cross_entropy,
+    linear_cross_entropy_backward, linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_needs,
+    linear_plus_product, linear_scaled, narrow_each, narrow_each_needs, rms_norm, rms_norm_backward,
+    rms_norm_backward_needs, rms_norm_needs, square_sums_needs,
 };
 
 use self::tensors::{is_emulated, test_alone};
@@ -74,8 +74,9 @@ fn operations(card: &Card, dtype: DType, of_weight: DType, drops: bool) {
     let always = Dropout { probability: 0.1, seed: 1, step: 1, site: 1, samples: &samples };
     let drop = drops.then_some(always);
     let bias = card.tensor(&[heads, 2 * t - 1], F32);
-    let settings = Attention { heads, bias: Some(&bias), key_lengths: &vec![t; b], causal: false, dropout: drop };
-    let sizes = AttentionSizes { batch: b, queries: t, keys: t, heads, head_size: d / heads };
+    let lengths = vec![t; b];
+    let settings = Attention { bias: Some(&bias), dropout: drop, ..Attention::new(heads, &lengths) };
+    let sizes = settings.sizes_of((b, t, d), t);
     let (out, lse) = attention(&x, &y, &x, &settings).unwrap();
     let of = Attended { q: &x, k: &y, v: &x, out: &out, lse: &lse };
     let rows = x.reshape((ROWS, d)).unwrap();
@@ -144,8 +145,8 @@ fn largest_heads(card: &Card) {
     let (b, t, heads, head_size) = (2, 40, 1, MAX_HEAD_ON_DEVICE);
     let [q, k, v, dout] = [0; 4].map(|_| card.tensor(&[b, t, heads * head_size], F32));
     let [bias, dbias] = [0; 2].map(|_| card.tensor(&[heads, 2 * t - 1], F32));
-    let settings = Attention { heads, bias: Some(&bias), key_lengths: &[t, 33], causal: true, dropout: None };
-    let sizes = AttentionSizes { batch: b, queries: t, keys: t, heads, head_size };
+    let settings = Attention { bias: Some(&bias), mask: Mask::CAUSAL, ..Attention::new(heads, &[t, 33]) };
+    let sizes = settings.sizes_of((b, t, heads * head_size), t);
     let (out, lse) = attention(&q, &k, &v, &settings).unwrap();
     let of = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
     card.check("attention", attention_needs(CARD, &sizes, F32, false), || attention(&q, &k, &v, &settings));

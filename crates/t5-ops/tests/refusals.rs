@@ -17,7 +17,7 @@ use candle_core::cuda_backend::cudarc::driver::{
 };
 use candle_core::{DType, Device, Storage, Tensor};
 use cuda_kernels::ptx;
-use t5_ops::{Attended, Attention, Dropout};
+use t5_ops::{Attended, Attention, Dropout, Mask};
 
 use self::tensors::{is_emulated, tensor, test_alone};
 
@@ -280,7 +280,7 @@ fn computes_heads_as_the_cpu_does(head: usize, dtype: DType, tolerance: f64) {
     let lengths = [9, 12];
     let on = |device: &Device| {
         let [q, k, v, dout] = [1, 2, 3, 4].map(|seed| tensor(seed, &[2, 12, 2 * head], dtype, device));
-        let a = Attention { heads: 2, bias: None, key_lengths: &lengths, causal: true, dropout: None };
+        let a = Attention { mask: Mask::CAUSAL, ..Attention::new(2, &lengths) };
         let (out, lse) = t5_ops::attention(&q, &k, &v, &a).unwrap();
         let of = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
         let (dq, dk, dv) = t5_ops::attention_backward(&of, &dout, &a, None).unwrap();

@@ -77,12 +77,13 @@ impl Weights {
         let (n, _) = t5_ops::rms_norm(&x, &self.norm, 1e-6)?;
         let (k, v) = (t5_ops::linear(&n, &self.dense)?, t5_ops::linear(&n, &self.codes)?);
         t5_ops::append([keys, values], [&k, &v], position)?;
-        let own = t5_ops::attention_at(&n, [keys, values], bias, HEADS, position)?;
+        let of_cache = t5_ops::Attention { bias: Some(bias), ..t5_ops::Attention::new(HEADS, &[]) };
+        let (own, _) = t5_ops::attention_at(&n, [keys, values], &of_cache, position)?;
         // Rows like those of two caches that are answered together.
         let rows = own.dim(0)?;
         let own = t5_ops::join(&[own.narrow(0, 0, 1)?, own.narrow(0, 1, rows - 1)?])?;
         let key_lengths: Vec<usize> = (0..rows).map(|row| SOURCE - row % 3).collect();
-        let a = t5_ops::Attention { heads: HEADS, bias: None, key_lengths: &key_lengths, causal: false, dropout: None };
+        let a = t5_ops::Attention::new(HEADS, &key_lengths);
         let (of_source, _) = t5_ops::attention(&own, source, source, &a)?;
         let y = t5_ops::dropout_add(&x, &t5_ops::linear(&of_source, &self.dense)?, None)?;
         t5_ops::linear(&t5_ops::scaled(&y.flatten_to(1)?, 0.3)?, &self.table)

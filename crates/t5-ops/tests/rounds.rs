@@ -99,7 +99,7 @@ impl Layer {
 
     fn attention<'a>(&'a self, batch: &'a Batch) -> Attention<'a> {
         let (bias, dropout) = (Some(&self.bias), self.dropout(2, batch));
-        Attention { heads: HEADS, bias, key_lengths: &batch.lengths, causal: false, dropout }
+        Attention { bias, dropout, ..Attention::new(HEADS, &batch.lengths) }
     }
 
     fn forward(&self, batch: &Batch, dtype: DType) -> Result<(Tensor, Saved)> {
@@ -226,7 +226,7 @@ fn rounds_that_cannot_be_recorded_are_done_all_the_same() {
     // Memory that candle allocates, which would be the graph's; a copy to the host, which waits; a list that is not in `GraphInputs`.
     let others = [4usize];
     let q = tensor(5, &[1, 4, WIDTH], DType::F32, &card);
-    let of_list = Attention { heads: HEADS, bias: None, key_lengths: &others, causal: false, dropout: None };
+    let of_list = Attention::new(HEADS, &others);
     let works: [(&str, &dyn Fn() -> Result<Tensor>); 4] = [
         ("memory", &|| &x * 3.0),
         ("waits", &|| t5_ops::scaled(&x, f64::from(x.to_vec1::<f32>()?[1]))),

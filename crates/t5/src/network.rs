@@ -214,7 +214,9 @@ impl<T: Ops> Network<T> {
         let of_sample = |sample: usize| {
             let (x, labels) = (z.select(&[sample as u32])?, labels_of(labels, z, sample));
             match self.head.adapter {
-                Some(_) => T::logit_cross_entropy(&self.head.forward(&x.scaled(self.logit_scale)?, noise)?, labels),
+                Some(_) => {
+                    T::logit_cross_entropy(&self.head.forward(&x.scaled(self.logit_scale)?, noise)?, labels, None)
+                }
                 None => T::linear_cross_entropy(&x.as_rows()?, &self.head.weight, labels, &settings),
             }
         };
@@ -323,7 +325,8 @@ impl<T: Ops> Network<T> {
             let noise = Noise { samples: noise.samples.get(sample..=sample).unwrap_or_default(), ..*noise };
             let x = z.select(&[sample as u32])?.scaled(self.logit_scale)?;
             let (logits, narrow) = self.head.forward_keeping(&x, &noise)?;
-            let (of_sample, dlogits) = T::logit_cross_entropy_backward(logits, labels, gradient_scale, cx.token_loss)?;
+            let (of_sample, dlogits) =
+                T::logit_cross_entropy_backward(logits, labels, gradient_scale, cx.token_loss, None)?;
             loss += of_sample;
             let dlogits = self.head.backward(dlogits)?;
             self.head.backward_weight(&dlogits, (&x, narrow), &noise, grads)?;

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use cuda_kernels::emulation::Argument;
-use t5_ops::{Attended, Attention, Dropout};
+use t5_ops::{Attended, Attention, Dropout, Mask as Seen};
 
 use crate::card::{Buffer, assert_close, in_every_schedule, launch, null, numbers};
 use crate::dropout::Mask;
@@ -149,13 +149,9 @@ impl Case<'_> {
         let dbias = numbers(6, &[heads, t + s - 1], DType::F32);
         let dropout = Dropout { probability: self.probability, seed: 9, step: 4, site: 2, samples: &SAMPLES[..batch] };
         let dropout = (self.probability > 0.0).then_some(dropout);
-        let a = Attention {
-            heads,
-            bias: self.has_bias.then_some(&bias),
-            key_lengths: self.lengths,
-            causal: self.is_causal,
-            dropout,
-        };
+        let mask = Seen::causal_if(self.is_causal);
+        let a =
+            Attention { bias: self.has_bias.then_some(&bias), mask, dropout, ..Attention::new(heads, self.lengths) };
         let (out, lse) = t5_ops::attention(&q, &k, &v, &a).unwrap();
         let expected_dbias = dbias.copy().unwrap();
         let of = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };

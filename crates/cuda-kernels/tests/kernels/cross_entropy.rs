@@ -47,7 +47,7 @@ fn losses_and_gradients_are_those_of_the_cpu() {
                 let bits: Vec<u32> = got[0].to_vec1().unwrap();
                 let loss = |i: usize| f64::from_bits(u64::from(bits[i]) | u64::from(bits[i + 1]) << 32);
                 let (expected, gradients) =
-                    t5_ops::logit_cross_entropy_backward(logits.copy().unwrap(), &labels, 0.5, token).unwrap();
+                    t5_ops::logit_cross_entropy_backward(logits.copy().unwrap(), &labels, 0.5, token, None).unwrap();
                 for (loss, expected) in [(loss(0), expected.cross_entropy), (loss(2), expected.objective)] {
                     assert!((loss - expected).abs() <= 1e-5 * expected, "{what}: expected {expected}, got {loss}");
                 }

@@ -2,7 +2,7 @@
 
 use candle_core::{D, DType, Device, IndexOp, Tensor};
 use cuda_kernels::emulation::Argument;
-use t5_ops::Attention;
+use t5_ops::{Attention, Mask};
 
 use crate::attention::Shape;
 use crate::card::{Buffer, assert_close, in_every_schedule, launch, null, numbers, suffix, tolerance};
@@ -163,7 +163,11 @@ fn attention_of_few_queries_is_that_of_the_cpu() {
             // Some of the rows of a larger tensor.
             let all = numbers(4, &[heads, t + s + 4], DType::F32);
             let bias = all.narrow(1, 3, t + s - 1).unwrap();
-            let a = Attention { heads, bias: has_bias.then_some(&bias), key_lengths: lengths, causal, dropout: None };
+            let a = Attention {
+                bias: has_bias.then_some(&bias),
+                mask: Mask::causal_if(causal),
+                ..Attention::new(heads, lengths)
+            };
             let (out, lse) = t5_ops::attention(&q, &k, &v, &a).unwrap();
             let shape = Shape {
                 batches: [t, s, s].map(|n| (n * width) as i64),

@@ -92,7 +92,7 @@ impl Measured<'_> {
         let (query, keys) = ([QUERIES, 1, inner], [QUERIES, TOKENS, inner]);
         let [q, k, v] = [self.tensor(&query)?, self.tensor(&keys)?, self.tensor(&keys)?];
         let lengths = [TOKENS; QUERIES];
-        let of = Attention { heads, bias: None, key_lengths: &lengths, causal: false, dropout: None };
+        let of = Attention::new(heads, &lengths);
         let seconds = self.shortest(&[&k, &v], OF_A_KIND / 4, || attention(&q, &k, &v, &of).map(drop))?;
         Ok(seconds / (2 * QUERIES * TOKENS * inner) as f64)
     }

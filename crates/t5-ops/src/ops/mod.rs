@@ -17,6 +17,8 @@ pub(crate) mod narrow_copies;
 pub(crate) mod norm;
 pub(crate) mod reduce;
 pub(crate) mod relative_bias;
+pub(crate) mod rope;
 pub(crate) mod rounding;
+pub(crate) mod soft_cap;
 pub(crate) mod together;
 pub(crate) mod token_loss;

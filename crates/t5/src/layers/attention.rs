@@ -4,6 +4,8 @@
 //! Kept for backward: x, q, k, v, the attention output and its log-sum-exp, and the narrow products of adapters. Probabilities
 //! are recomputed from the log-sum-exp inside `t5_ops`, `n` from x.
 
+use t5_ops::Mask;
+
 use super::Weights;
 use super::linear::{Linear, OutputGradient, try_map_narrow};
 use super::norm::Norm;
@@ -251,23 +253,23 @@ impl<T: Ops> Attention<T> {
         let (heads, dropout) = (self.heads, cx.dropout(self.probabilities));
         match self.kind {
             Kind::Own { causal } => {
-                AttentionSettings { heads, bias: Some(cx.bias), key_lengths: cx.lengths, causal, dropout }
+                let (bias, mask) = (Some(cx.bias), Mask::causal_if(causal));
+                AttentionSettings { bias, mask, dropout, ..AttentionSettings::new(heads, cx.lengths) }
             }
-            Kind::Cross => AttentionSettings { heads, bias: None, key_lengths: cx.source().1, causal: false, dropout },
+            Kind::Cross => AttentionSettings { dropout, ..AttentionSettings::new(heads, cx.source().1) },
         }
     }
 
     /// One position of generation: the heads of queries `q` (B, T, HK) over the keys and values of a source (B, S, HK).
     pub fn attend(&self, q: &T, k: &T, v: &T, lengths: &[usize]) -> Result<T> {
-        let heads = self.heads;
-        let settings = AttentionSettings { heads, bias: None, key_lengths: lengths, causal: false, dropout: None };
-        Ok(T::attention(q, k, v, &settings)?.0)
+        Ok(T::attention(q, k, v, &AttentionSettings::new(self.heads, lengths))?.0)
     }
 
     /// As [`Attention::attend`], for queries (B, 1, HK) over the keys and values of the tokens so far (B, C, HK). `bias` is that of all
     /// positions, (H, 2C-1).
     pub fn attend_at(&self, q: &T, caches: [&T; 2], bias: &T, position: Position<T>) -> Result<T> {
-        T::attention_at(q, caches, bias, self.heads, position)
+        let settings = AttentionSettings { bias: Some(bias), ..AttentionSettings::new(self.heads, &[]) };
+        Ok(T::attention_at(q, caches, &settings, position)?.0)
     }
 
     /// Projects the result of [`Attention::attend`] and adds it to `x`.

@@ -79,7 +79,7 @@ impl<T: Ops> Classifier<T> {
         let logits = self.logits(x)?;
         match self.is_number {
             true => Ok(logits.squared_error_backward(labels, 1.0)?.0.cross_entropy),
-            false => T::logit_cross_entropy(&logits, labels),
+            false => T::logit_cross_entropy(&logits, labels, None),
         }
     }
 
@@ -105,7 +105,7 @@ impl<T: Ops> Classifier<T> {
         let logits = self.out.forward(&dropped)?;
         let (losses, dlogits) = match self.is_number {
             true => logits.squared_error_backward(labels, scale)?,
-            false => T::logit_cross_entropy_backward(logits, labels, scale, token_loss)?,
+            false => T::logit_cross_entropy_backward(logits, labels, scale, token_loss, None)?,
         };
         let mut dx = self.out.backward(&dropped, &dlogits, grads)?;
         if let (Some(dense), Some(hidden)) = (&self.dense, hidden) {

@@ -2,12 +2,12 @@
 
 use candle_core::{DType, Tensor};
 use t5_ops::{
-    Activation, AddedProduct, CrossEntropy, Dropout, LossSums, Quantised, RelativePosition, TokenLoss, Weight,
+    Activation, AddedProduct, CrossEntropy, Dropout, LossSums, Quantised, RelativePosition, Rope, TokenLoss, Weight,
 };
 
 use super::files::Files;
 use super::offload_store::{Extent, TensorOffloadStore};
-use super::{Attended, AttentionSettings, Matrix, Ops, Position};
+use super::{Attended, AttentionSettings, Matrix, NormWeight, Ops, Position};
 use crate::error::Result;
 
 impl Matrix<'_, Tensor> {
@@ -23,8 +23,13 @@ impl Matrix<'_, Tensor> {
 
 impl AttentionSettings<'_, Tensor> {
     fn of_kernel(&self) -> t5_ops::Attention<'_> {
-        let &AttentionSettings { heads, bias, key_lengths, causal, dropout } = self;
-        t5_ops::Attention { heads, bias, key_lengths, causal, dropout }
+        self.with_bias(self.bias)
+    }
+}
+
+impl<'a> From<NormWeight<'a, Tensor>> for t5_ops::NormWeight<'a> {
+    fn from(weight: NormWeight<'a, Tensor>) -> Self {
+        Self { tensor: weight.tensor, offset: weight.offset }
     }
 }
 
@@ -132,23 +137,39 @@ impl Ops for Tensor {
         Ok(t5_ops::linear_backward_weight(dy, x, dweight, accumulate)?)
     }
 
-    fn rms_norm(x: &Self, weight: &Self, epsilon: f64) -> Result<(Self, Self)> {
-        Ok(t5_ops::rms_norm(x, weight, epsilon)?)
+    fn rms_norm<'a>(x: &Self, weight: impl Into<NormWeight<'a, Self>>, epsilon: f64) -> Result<(Self, Self)> {
+        Ok(t5_ops::rms_norm(x, weight.into(), epsilon)?)
     }
 
-    fn rms_norm_backward(
+    fn rms_norm_backward<'a>(
         x: &Self,
-        weight: &Self,
+        weight: impl Into<NormWeight<'a, Self>>,
         inv_rms: &Self,
         dy: Self,
         residual: Option<&Self>,
         dweight: Option<&Self>,
     ) -> Result<Self> {
-        Ok(t5_ops::rms_norm_backward(x, weight, inv_rms, dy, residual, dweight)?)
+        Ok(t5_ops::rms_norm_backward(x, weight.into(), inv_rms, dy, residual, dweight)?)
+    }
+
+    fn rope(self, heads: usize, rope: &Rope) -> Result<Self> {
+        Ok(t5_ops::rope(self, heads, rope)?)
+    }
+
+    fn rope_backward(self, heads: usize, rope: &Rope) -> Result<Self> {
+        Ok(t5_ops::rope_backward(self, heads, rope)?)
+    }
+
+    fn soft_cap(self, cap: f64) -> Result<Self> {
+        Ok(t5_ops::soft_cap(self, cap)?)
     }
 
     fn attention(q: &Self, k: &Self, v: &Self, settings: &AttentionSettings<Self>) -> Result<(Self, Self)> {
         Ok(t5_ops::attention(q, k, v, &settings.of_kernel())?)
+    }
+
+    fn merge_attention(first: (Self, Self), second: (&Self, &Self), heads: usize) -> Result<(Self, Self)> {
+        Ok(t5_ops::merge_attention(first, second, heads)?)
     }
 
     fn attention_backward(
@@ -223,8 +244,8 @@ impl Ops for Tensor {
         weight.into().with(|weight| t5_ops::linear_cross_entropy_backward(x, weight, labels, settings, dweight))
     }
 
-    fn logit_cross_entropy(logits: &Self, labels: &[u32]) -> Result<f64> {
-        Ok(t5_ops::logit_cross_entropy(logits, labels)?)
+    fn logit_cross_entropy(logits: &Self, labels: &[u32], soft_cap: Option<f64>) -> Result<f64> {
+        Ok(t5_ops::logit_cross_entropy(logits, labels, soft_cap)?)
     }
 
     fn logit_cross_entropy_backward(
@@ -232,8 +253,9 @@ impl Ops for Tensor {
         labels: &[u32],
         gradient_scale: f64,
         loss: TokenLoss,
+        soft_cap: Option<f64>,
     ) -> Result<(LossSums, Self)> {
-        Ok(t5_ops::logit_cross_entropy_backward(logits, labels, gradient_scale, loss)?)
+        Ok(t5_ops::logit_cross_entropy_backward(logits, labels, gradient_scale, loss, soft_cap)?)
     }
 
     fn adapted_row_norms(weight: Matrix<Self>, a: &Self, b: &Self, scale: f64) -> Result<Self> {
@@ -291,8 +313,13 @@ impl Ops for Tensor {
         Ok(t5_ops::append(caches, new, position)?)
     }
 
-    fn attention_at(q: &Self, caches: [&Self; 2], bias: &Self, heads: usize, position: Position<Self>) -> Result<Self> {
-        Ok(t5_ops::attention_at(q, caches, bias, heads, position)?)
+    fn attention_at(
+        q: &Self,
+        caches: [&Self; 2],
+        settings: &AttentionSettings<Self>,
+        position: Position<Self>,
+    ) -> Result<(Self, Self)> {
+        Ok(t5_ops::attention_at(q, caches, &settings.of_kernel(), position)?)
     }
 
     fn part(&self, from: usize, count: usize) -> Result<Self> {

@@ -10,10 +10,11 @@ use std::rc::Rc;
 
 use candle_core::DType;
 use t5_ops::{
-    Activation, AttentionSizes, Calls, CrossEntropy, Dropout, LossSums, Needs, Path, RelativePosition, TokenLoss,
+    Activation, AttentionSizes, Calls, CrossEntropy, Dropout, LossSums, Mask, Needs, Path, RelativePosition, Rope,
+    TokenLoss,
 };
 
-use super::{Attended, AttentionSettings, Files, Matrix, Ops, Position};
+use super::{Attended, AttentionSettings, Files, Matrix, NormWeight, Ops, Position};
 use crate::error::Result;
 use files::{CountedExtent, CountedFiles};
 pub(crate) use ledger::Ledger;
@@ -166,9 +167,8 @@ impl Counted {
     }
 
     /// The sizes of attention with these queries.
-    fn attention_sizes(&self, keys: &Counted, heads: usize) -> AttentionSizes {
-        let (batch, queries, head_size) = (self.dims[0], self.dims[1], self.width() / heads);
-        AttentionSizes { batch, queries, keys: keys.dims[1], heads, head_size }
+    fn attention_sizes(&self, keys: &Counted, settings: &AttentionSettings<Self>) -> AttentionSizes {
+        settings.with_bias(None).sizes_of((self.dims[0], self.dims[1], self.width()), keys.dims[1])
     }
 
     /// A weight's (N, K).
@@ -341,33 +341,53 @@ impl Ops for Counted {
         Ok(())
     }
 
-    fn rms_norm(x: &Self, weight: &Self, _: f64) -> Result<(Self, Self)> {
-        weight.used();
+    fn rms_norm<'a>(x: &Self, weight: impl Into<NormWeight<'a, Self>>, _: f64) -> Result<(Self, Self)> {
+        weight.into().tensor.used();
         let results = (x.like(), x.ledger().tensor(&[x.rows()], x.statistics()));
         x.calls(t5_ops::rms_norm_needs(x.path(), x.elements(), x.dtype));
         Ok(results)
     }
 
-    fn rms_norm_backward(
+    fn rms_norm_backward<'a>(
         x: &Self,
-        weight: &Self,
+        weight: impl Into<NormWeight<'a, Self>>,
         _: &Self,
         dy: Self,
         _: Option<&Self>,
         dweight: Option<&Self>,
     ) -> Result<Self> {
-        weight.used();
+        weight.into().tensor.used();
         let size = (x.rows() as u64, x.width() as u64);
         x.calls(t5_ops::rms_norm_backward_needs(x.path(), size, x.dtype, dweight.is_some()));
         Ok(dy)
     }
 
+    fn rope(self, _: usize, _: &Rope) -> Result<Self> {
+        self.replaces(t5_ops::rope_needs(self.path(), self.elements(), self.dtype), 0);
+        Ok(self)
+    }
+
+    fn rope_backward(self, heads: usize, rope: &Rope) -> Result<Self> {
+        self.rope(heads, rope)
+    }
+
+    fn soft_cap(self, _: f64) -> Result<Self> {
+        self.replaces(t5_ops::soft_cap_needs(self.path(), self.elements(), self.dtype), 0);
+        Ok(self)
+    }
+
     fn attention(q: &Self, k: &Self, _: &Self, settings: &AttentionSettings<Self>) -> Result<(Self, Self)> {
-        let sizes = q.attention_sizes(k, settings.heads);
+        let sizes = q.attention_sizes(k, settings);
         let results = (q.like(), q.ledger().tensor(&[q.dims[0], settings.heads, q.dims[1]], q.statistics()));
         q.attends_by(settings);
         q.attends(t5_ops::attention_needs(q.path(), &sizes, q.dtype, settings.dropout.is_some()));
         Ok(results)
+    }
+
+    fn merge_attention(first: (Self, Self), _: (&Self, &Self), _: usize) -> Result<(Self, Self)> {
+        let (out, path) = (&first.0, first.0.path());
+        out.replaces(t5_ops::merge_attention_needs(path, out.elements(), out.dtype), 0);
+        Ok(first)
     }
 
     fn attention_backward(
@@ -377,7 +397,7 @@ impl Ops for Counted {
         dbias: Option<&Self>,
     ) -> Result<(Self, Self, Self)> {
         let Attended { q, k, v, .. } = of;
-        let sizes = q.attention_sizes(k, settings.heads);
+        let sizes = q.attention_sizes(k, settings);
         let results = (q.like(), k.like(), v.like());
         q.attends_by(settings);
         let (drops, trains_bias) = (settings.dropout.is_some(), dbias.is_some());
@@ -462,13 +482,19 @@ impl Ops for Counted {
         Ok((LossSums::default(), dx))
     }
 
-    fn logit_cross_entropy(logits: &Self, _: &[u32]) -> Result<f64> {
-        logits.loses(t5_ops::logit_cross_entropy_needs(logits.path(), logits.elements(), logits.dtype));
+    fn logit_cross_entropy(logits: &Self, _: &[u32], soft_cap: Option<f64>) -> Result<f64> {
+        logits.loses(t5_ops::logit_cross_entropy_needs(logits.path(), logits.elements(), logits.dtype, soft_cap));
         Ok(0.0)
     }
 
-    fn logit_cross_entropy_backward(logits: Self, _: &[u32], _: f64, _: TokenLoss) -> Result<(LossSums, Self)> {
-        logits.loses(t5_ops::logit_cross_entropy_needs(logits.path(), logits.elements(), logits.dtype));
+    fn logit_cross_entropy_backward(
+        logits: Self,
+        _: &[u32],
+        _: f64,
+        _: TokenLoss,
+        soft_cap: Option<f64>,
+    ) -> Result<(LossSums, Self)> {
+        logits.loses(t5_ops::logit_cross_entropy_needs(logits.path(), logits.elements(), logits.dtype, soft_cap));
         Ok((LossSums::default(), logits))
     }
 
@@ -528,9 +554,14 @@ impl Ops for Counted {
         Ok(())
     }
 
-    fn attention_at(q: &Self, [k, v]: [&Self; 2], bias: &Self, heads: usize, _: Position<Self>) -> Result<Self> {
-        let settings = AttentionSettings { heads, bias: Some(bias), key_lengths: &[], causal: false, dropout: None };
-        Ok(Self::attention(q, k, v, &settings)?.0)
+    fn attention_at(
+        q: &Self,
+        [k, v]: [&Self; 2],
+        settings: &AttentionSettings<Self>,
+        _: Position<Self>,
+    ) -> Result<(Self, Self)> {
+        let settings = AttentionSettings { mask: Mask::ALL, key_lengths: &[], ..*settings };
+        Self::attention(q, k, v, &settings)
     }
 
     fn part(&self, _: usize, count: usize) -> Result<Self> {

@@ -14,14 +14,12 @@ mod offload_store;
 
 use std::fmt::Debug;
 
-use candle_core::DType;
-#[cfg(doc)]
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 pub(crate) use counted::{Counted, Ledger, Work};
 pub use files::Files;
 pub(crate) use t5_ops::Kept;
 pub(crate) use t5_ops::Position;
-use t5_ops::{Activation, CrossEntropy, Dropout, LossSums, Quantisation, RelativePosition, TokenLoss};
+use t5_ops::{Activation, CrossEntropy, Dropout, LossSums, Mask, Quantisation, RelativePosition, Rope, TokenLoss};
 
 use crate::error::Result;
 
@@ -43,14 +41,51 @@ impl<'a, T> From<&'a T> for Matrix<'a, T> {
 }
 
 /// How attention is applied; [`t5_ops::Attention`] over any implementor.
+///
+/// [`AttentionSettings::new`] is T5's attention to an encoder; other fields are set from there.
 pub struct AttentionSettings<'a, T> {
     pub heads: usize,
+    /// Heads of keys and values: they divide `heads`.
+    pub key_heads: usize,
     /// Position bias by offset, (H, T+S-1).
     pub bias: Option<&'a T>,
     /// Valid keys of each sample. Not read where operations are counted.
     pub key_lengths: &'a [usize],
-    pub causal: bool,
+    /// The keys that a query sees around its own position.
+    pub mask: Mask,
+    /// Factor of the products of queries and keys.
+    pub scale: f64,
+    /// Scores are `c tanh(s / c)`.
+    pub soft_cap: Option<f64>,
     pub dropout: Option<Dropout<'a>>,
+}
+
+impl<'a, T> AttentionSettings<'a, T> {
+    /// Each query sees all valid keys; no bias, scale, cap or dropout.
+    pub fn new(heads: usize, key_lengths: &'a [usize]) -> Self {
+        let (mask, scale) = (Mask::ALL, 1.0);
+        Self { heads, key_heads: heads, bias: None, key_lengths, mask, scale, soft_cap: None, dropout: None }
+    }
+
+    /// The same for kernels, with another type of bias.
+    fn with_bias<'b>(&'b self, bias: Option<&'b Tensor>) -> t5_ops::Attention<'b> {
+        let &AttentionSettings { heads, key_heads, bias: _, key_lengths, mask, scale, soft_cap, dropout } = self;
+        t5_ops::Attention { heads, key_heads, bias, key_lengths, mask, scale, soft_cap, dropout }
+    }
+}
+
+/// The weight of a norm, and the number that is added to it.
+#[derive(Clone, Copy, Debug)]
+pub struct NormWeight<'a, T> {
+    pub tensor: &'a T,
+    /// Rows are multiplied by `weight + offset`: 0 in T5, 1 in Gemma.
+    pub offset: f64,
+}
+
+impl<'a, T> From<&'a T> for NormWeight<'a, T> {
+    fn from(tensor: &'a T) -> Self {
+        Self { tensor, offset: 0.0 }
+    }
 }
 
 /// The arguments and results of attention that its backward needs.
@@ -173,16 +208,30 @@ pub trait Ops: Clone + Debug + Sized {
     /// `scale · dy W`.
     fn linear_backward_input_scaled(dy: &Self, weight: &Self, scale: f64) -> Result<Self>;
     fn linear_backward_weight(dy: &Self, x: &Self, dweight: &Self, accumulate: bool) -> Result<()>;
-    fn rms_norm(x: &Self, weight: &Self, epsilon: f64) -> Result<(Self, Self)>;
-    fn rms_norm_backward(
+    /// Norms of heads are norms of rows (R, K): `x` in another shape.
+    fn rms_norm<'a>(x: &Self, weight: impl Into<NormWeight<'a, Self>>, epsilon: f64) -> Result<(Self, Self)>
+    where
+        Self: 'a;
+    fn rms_norm_backward<'a>(
         x: &Self,
-        weight: &Self,
+        weight: impl Into<NormWeight<'a, Self>>,
         inv_rms: &Self,
         dy: Self,
         residual: Option<&Self>,
         dweight: Option<&Self>,
-    ) -> Result<Self>;
+    ) -> Result<Self>
+    where
+        Self: 'a;
+    /// Rotates the heads of `self` (B, T, H*K) by their positions, in its memory; see [`t5_ops::rope`].
+    fn rope(self, heads: usize, rope: &Rope) -> Result<Self>;
+    /// The gradient of the argument of [`Ops::rope`], in the memory of the gradient of its result.
+    fn rope_backward(self, heads: usize, rope: &Rope) -> Result<Self>;
+    /// `c tanh(self / c)`, in the memory of `self`: logits of generation.
+    fn soft_cap(self, cap: f64) -> Result<Self>;
     fn attention(q: &Self, k: &Self, v: &Self, settings: &AttentionSettings<Self>) -> Result<(Self, Self)>;
+    /// One softmax over two sets of keys, from attention to each: results and log-sum-exps, the first in its memory. The backward of each
+    /// set is [`Ops::attention_backward`] with the merged result and log-sum-exp; see [`t5_ops::merge_attention`].
+    fn merge_attention(first: (Self, Self), second: (&Self, &Self), heads: usize) -> Result<(Self, Self)>;
     fn attention_backward(
         of: &Attended<Self>,
         dout: &Self,
@@ -231,14 +280,15 @@ pub trait Ops: Clone + Debug + Sized {
     where
         Self: 'a;
 
-    /// The cross-entropy of logits (.., V), all of which exist at once.
-    fn logit_cross_entropy(logits: &Self, labels: &[u32]) -> Result<f64>;
+    /// The cross-entropy of logits (.., V), all of which exist at once, after a soft cap.
+    fn logit_cross_entropy(logits: &Self, labels: &[u32], soft_cap: Option<f64>) -> Result<f64>;
     /// The losses. The gradient of the objective, times the scale, takes the memory of the logits.
     fn logit_cross_entropy_backward(
         logits: Self,
         labels: &[u32],
         gradient_scale: f64,
         loss: TokenLoss,
+        soft_cap: Option<f64>,
     ) -> Result<(LossSums, Self)>;
     /// The lengths of the rows of `W + scale · B A`, (out).
     fn adapted_row_norms(weight: Matrix<Self>, a: &Self, b: &Self, scale: f64) -> Result<Self>;
@@ -266,8 +316,14 @@ pub trait Ops: Clone + Debug + Sized {
     fn set_positions(&self, rows: &Self, position: usize) -> Result<()>;
     /// Writes keys and values (B, 1, D) over a position of two caches (B, T, D).
     fn append(caches: [&Self; 2], new: [&Self; 2], position: Position<Self>) -> Result<()>;
-    /// Attention of one query of each row (B, 1, D) over the two caches, up to a position; see [`t5_ops::attention_at`].
-    fn attention_at(q: &Self, caches: [&Self; 2], bias: &Self, heads: usize, position: Position<Self>) -> Result<Self>;
+    /// Attention of one query of each row (B, 1, D) over the two caches, up to a position, and its log-sum-exp; see
+    /// [`t5_ops::attention_at`].
+    fn attention_at(
+        q: &Self,
+        caches: [&Self; 2],
+        settings: &AttentionSettings<Self>,
+        position: Position<Self>,
+    ) -> Result<(Self, Self)>;
     /// Samples `from` to `from + count` of `self` (B, ..), in the same memory.
     fn part(&self, from: usize, count: usize) -> Result<Self>;
     /// The samples of all parts, one part after the other.

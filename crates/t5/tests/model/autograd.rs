@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use crate::support::*;
 use candle_core::{DType, Device, Tensor, Var};
 use t5::{Config, Family, Lora, StepContext, T5, Targets};
-use t5_ops::{Attention, Dropout, RelativePosition, reference};
+use t5_ops::{Attention, Dropout, Mask, RelativePosition, reference};
 
 /// A forward over variables; `site` numbers dropout places as the crate's documentation fixes them.
 struct Plain<'a> {
@@ -117,11 +117,10 @@ impl Plain<'_> {
             let table = format!("{name}.block.{owner}.layer.0.SelfAttention.relative_attention_bias.weight");
             let bias = reference::relative_bias(self.var(&table), &relative, length, length, 0).unwrap();
             let own = Attention {
-                heads: self.config.num_heads,
                 bias: Some(&bias),
-                key_lengths: lengths,
-                causal: decoder,
+                mask: Mask::causal_if(decoder),
                 dropout: self.dropout(decoder, number, 2),
+                ..Attention::new(self.config.num_heads, lengths)
             };
             let add = |x: &Tensor, y: &Tensor, place| {
                 reference::dropout_add(x, y, self.dropout(decoder, number, place).as_ref()).unwrap()
@@ -129,11 +128,8 @@ impl Plain<'_> {
             x = add(&x, &self.attention(&x, None, &layer(0), own), 3);
             if let Some((encoded, lengths)) = source {
                 let cross = Attention {
-                    heads: self.config.num_heads,
-                    bias: None,
-                    key_lengths: lengths,
-                    causal: false,
                     dropout: self.dropout(decoder, number, 4),
+                    ..Attention::new(self.config.num_heads, lengths)
                 };
                 x = add(&x, &self.attention(&x, Some(encoded), &layer(1), cross), 5);
             }

@@ -20,10 +20,10 @@ use crate::matmul::avx512::Avx512Bf16;
 use crate::matmul::software::SoftwareTiles;
 use crate::needs::Needs;
 use crate::ops::dropout::active;
-use crate::parallel::{Shared, for_each_part, for_each_part_by, for_each_part_with, threads};
+use crate::parallel::{Shared, for_each_part, for_each_part_by, for_each_part_with, for_each_rows, threads};
 use crate::processor::processor;
-use crate::storage::{Element, View, filled, update};
-use crate::vector;
+use crate::storage::{Element, View, filled, update, with_element};
+use crate::vector::{self, vectorized};
 
 /// The queries of all heads are cut into at least this many parts, if there are as many: a thread takes a part at a time.
 const FEWEST_PARTS: usize = 16;
@@ -208,6 +208,52 @@ pub(super) fn backward<T: Element, B: Backward<T> + Send>(
     match (dk, dv) {
         (Some(dk), Some(dv)) => Ok((dq, dk, dv)),
         _ => candle_core::bail!("attention_backward: gradients were not computed"),
+    }
+}
+
+/// Merges the second result into the memory of the first.
+pub(super) fn merge(first: (Tensor, Tensor), second: (&Tensor, &Tensor), heads: usize) -> Result<(Tensor, Tensor)> {
+    let (out, lse) = first;
+    let (batch, queries, width) = out.dims3()?;
+    let views = [View::new(second.0)?, View::new(second.1)?];
+    let other_lse = views[1].slice::<f32>()?;
+    with_element!(out.dtype(), T, {
+        let other = views[0].slice::<T>()?;
+        update::<T, _>("merge_attention", &out, &[second.0], |out| {
+            update::<f32, _>("merge_attention", &lse, &[second.1], |lse| {
+                let (out, lse) = (Shared::new(out), Shared::new(lse));
+                for_each_rows(batch * queries, width, |rows| {
+                    for row in rows {
+                        let (sequence, query) = (row / queries, row % queries);
+                        for head in 0..heads {
+                            let size = width / heads;
+                            let (at, of_lse) = (row * width + head * size, (sequence * heads + head) * queries + query);
+                            // SAFETY: each row has its own elements.
+                            let (out, lse) = unsafe { (out.slice(at, size), lse.slice(of_lse, 1)) };
+                            merge_row(out, &other[at..][..size], &mut lse[0], other_lse[of_lse]);
+                        }
+                    }
+                });
+                Ok(())
+            })
+        })?;
+    });
+    Ok((out, lse))
+}
+
+vectorized! {
+    fn merge_row<T: Element>(out: &mut [T], other: &[T], lse: &mut f32, other_lse: f32) {
+        let largest = if *lse > other_lse { *lse } else { other_lse };
+        if largest == f32::NEG_INFINITY {
+            return;
+        }
+        let (own, others) = ((*lse - largest).exp(), (other_lse - largest).exp());
+        let sum = own + others;
+        let (own, others) = (own / sum, others / sum);
+        for i in 0..out.len() {
+            out[i] = T::from_f32(own * out[i].to_f32() + others * other[i].to_f32());
+        }
+        *lse = largest + sum.ln();
     }
 }
 

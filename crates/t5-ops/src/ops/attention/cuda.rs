@@ -8,7 +8,7 @@ use cuda_device::launch::{
     takes_alike, unwritten, uploaded,
 };
 
-use super::{Attended, Attention, MAX_HEAD_ON_DEVICE, Sizes};
+use super::{Attended, Attention, Mask, Sizes};
 use crate::ops::decoding::Position;
 use crate::ops::dropout::cuda::{Mask, samples};
 use crate::ops::dropout::{Dropout, active};
@@ -22,7 +22,7 @@ const SMALL: usize = 256;
 pub(super) fn takes(operands: &[&Tensor], a: &Attention, s: &Sizes) -> bool {
     let of_bias =
         a.bias.is_none_or(|bias| bias.dtype() == DType::F32 && cuda_device::launch::takes([operands[0], bias]));
-    s.head_size <= MAX_HEAD_ON_DEVICE && of_bias && takes_alike(operands.iter().copied())
+    s.has_kernels_on_device() && of_bias && takes_alike(operands.iter().copied())
 }
 
 /// Whether the backward's kernels read these statistics, and add to such a gradient.
@@ -184,7 +184,7 @@ impl Shape {
             keys: count(s.keys)?,
             heads: count(s.heads)?,
             head_size: count(s.head_size)?,
-            is_causal: i32::from(a.causal),
+            is_causal: i32::from(a.mask == Mask::CAUSAL),
         })
     }
 }
@@ -224,7 +224,7 @@ impl<'a> Lists<'a> {
 /// Blocks for tiles of rows of each sequence and head, in the order of the kernels' `attention_block`.
 fn grid(s: &Sizes, a: &Attention, rows: usize, tile: usize) -> [usize; 3] {
     let tiles = rows.div_ceil(tile);
-    if a.causal { [s.batch * s.heads, tiles, 1] } else { [tiles * s.batch, s.heads, 1] }
+    if a.mask == Mask::CAUSAL { [s.batch * s.heads, tiles, 1] } else { [tiles * s.batch, s.heads, 1] }
 }
 
 pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &Sizes) -> Result<(Tensor, Tensor)> {

@@ -1,10 +1,14 @@
-//! Multi-head attention with a relative-position bias, padding and causal masks, and dropout.
+//! Multi-head attention with a relative-position bias, padding, causal masks and windows, and dropout.
 //!
-//! `out = dropout(softmax(q kᵀ + bias)) v` for each head, without a scale of 1/sqrt(K): T5's initialisation
-//! absorbs it. The probabilities are never stored: the forward keeps the log-sum-exp of each row of scores,
+//! `out = dropout(softmax(cap(scale q kᵀ) + bias)) v` for each head. T5 has a scale of 1: its initialisation absorbs 1/sqrt(K).
+//! T5Gemma has a scale, T5Gemma 1 also a soft cap, `cap(s) = c tanh(s / c)`. G = H / KH heads of queries may share a head of keys
+//! and values. The probabilities are never stored: the forward keeps the log-sum-exp of each row of scores,
 //! and the backward computes the probabilities again from it (Dao et al. 2022, section 3.1).
 //!
-//! Shapes: q, out (B, T, H*K); k, v (B, S, H*K); lse (B, H, T); bias, dbias (H, T+S-1).
+//! One softmax over two sets of keys, as in T5Gemma 2's decoder (its own keys and the encoder's), needs no tensor that has both: see
+//! [`merge_attention`].
+//!
+//! Shapes: q, out (B, T, H*K); k, v (B, S, KH*K); lse (B, H, T); bias, dbias (H, T+S-1).
 
 mod ahead;
 mod cpu;
@@ -19,6 +23,8 @@ mod tests;
 mod tiles;
 mod vectors;
 
+use std::ops::Range;
+
 use candle_core::{DType, Result, Tensor, bail};
 use tensor_storage::elements;
 
@@ -28,19 +34,71 @@ use crate::ops::decoding::Position;
 use crate::ops::dropout::{Dropout, active};
 
 /// The inputs of attention besides queries, keys and values.
+///
+/// [`Attention::new`] is T5's attention to an encoder; other fields are set from there.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<'a> {
-    /// The number of heads H; it divides the width of `q`, `k` and `v`.
+    /// The number of heads H of queries; it divides the width of `q`.
     pub heads: usize,
+    /// The number of heads KH of keys and values; it divides H. Heads `G i` to `G (i + 1)` of queries share head `i`, where G = H / KH.
+    pub key_heads: usize,
     /// (H, T+S-1): entry `[h, j - i + T - 1]` is added to the score of query `i` and key `j`.
     /// See [`relative_bias`](crate::relative_bias).
     pub bias: Option<&'a Tensor>,
     /// The number of keys that count in each of the B sequences: keys `j >= length` are masked.
     pub key_lengths: &'a [usize],
-    /// Query `i` sees the keys `j <= i + S - T`: itself and all before it. The last query is the last key.
-    pub causal: bool,
+    /// The keys that a query sees around its own position, `i + S - T`: the last query is at the last key.
+    pub mask: Mask,
+    /// Factor of the products of queries and keys.
+    pub scale: f64,
+    /// Scores are `c tanh(s / c)`, before the bias is added.
+    pub soft_cap: Option<f64>,
     /// Dropout of the probabilities.
     pub dropout: Option<Dropout<'a>>,
+}
+
+impl<'a> Attention<'a> {
+    /// Each query sees all valid keys; no bias, scale, cap or dropout.
+    pub fn new(heads: usize, key_lengths: &'a [usize]) -> Self {
+        let (mask, scale) = (Mask::ALL, 1.0);
+        Self { heads, key_heads: heads, bias: None, key_lengths, mask, scale, soft_cap: None, dropout: None }
+    }
+}
+
+/// The keys around a query's position `p` that the query sees: `p - before <= j <= p + after`. They are one range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mask {
+    /// Keys before the query's position.
+    pub before: usize,
+    /// Keys behind it.
+    pub after: usize,
+}
+
+impl Mask {
+    /// Every key.
+    pub const ALL: Self = Self { before: usize::MAX, after: usize::MAX };
+    /// The query's position and all before it.
+    pub const CAUSAL: Self = Self { before: usize::MAX, after: 0 };
+
+    /// A decoder's window: the query's position and `size - 1` before it, as `sliding_window` of transformers.
+    pub const fn causal_window(size: usize) -> Self {
+        Self { before: size.saturating_sub(1), after: 0 }
+    }
+
+    /// An encoder's window of this size around the query, as T5Gemma 2 has it.
+    pub const fn window_around(size: usize) -> Self {
+        Self { before: size.div_ceil(2).saturating_sub(1), after: size / 2 }
+    }
+
+    /// All keys up to the query's position, or all keys.
+    pub const fn causal_if(causal: bool) -> Self {
+        if causal { Self::CAUSAL } else { Self::ALL }
+    }
+
+    /// The most keys that a query sees.
+    fn width(self) -> usize {
+        self.before.saturating_add(self.after).saturating_add(1)
+    }
 }
 
 /// The largest head for which a card has kernels.
@@ -57,10 +115,16 @@ pub struct Sizes {
     pub queries: usize,
     /// Keys of each (S).
     pub keys: usize,
-    /// Heads (H).
+    /// Heads of queries (H).
     pub heads: usize,
+    /// Heads of keys and values (KH).
+    pub key_heads: usize,
     /// Width of a head (K).
     pub head_size: usize,
+    /// The most keys that a query sees.
+    pub seen: usize,
+    /// Whether this is T5's attention: a head of keys for each head of queries, no window, scale or cap. A card has kernels for it alone.
+    pub is_plain: bool,
 }
 
 impl Sizes {
@@ -69,33 +133,62 @@ impl Sizes {
         needs::elements([self.batch, self.heads, self.queries, self.keys])
     }
 
+    /// Whether a card has kernels for this.
+    fn has_kernels_on_device(&self) -> bool {
+        self.is_plain && self.head_size <= MAX_HEAD_ON_DEVICE
+    }
+
+    /// Heads of queries that share a head of keys (G).
+    fn group(&self) -> usize {
+        self.heads / self.key_heads
+    }
+
     /// Elements of q, or of k and v where these are more.
     fn elements(&self) -> u64 {
         needs::elements([self.batch, self.queries.max(self.keys), self.heads, self.head_size])
     }
 
-    /// The sizes of one of attention's matrix products over all keys, masked or not.
+    /// The sizes of one of attention's matrix products over all keys of a window, masked or not.
     fn product(&self) -> (usize, usize, usize) {
-        (self.batch * self.queries, self.keys, self.heads * self.head_size)
+        (self.batch * self.queries, self.seen, self.heads * self.head_size)
     }
 }
 
 impl Attention<'_> {
-    /// The number of keys that query `i` of sequence `b` sees; they are a prefix.
+    /// The keys that query `i` of sequence `b` sees.
+    pub(crate) fn seen(&self, s: &Sizes, b: usize, i: usize) -> Range<usize> {
+        let Mask { before, after } = self.mask;
+        let end = (i + 1 + s.keys).saturating_add(after).saturating_sub(s.queries).min(self.key_lengths[b]).min(s.keys);
+        (i + s.keys).saturating_sub(s.queries.saturating_add(before)).min(end)..end
+    }
+
+    /// The number of keys that query `i` of sequence `b` sees where they are a prefix.
     pub(crate) fn visible(&self, s: &Sizes, b: usize, i: usize) -> usize {
-        let length = self.key_lengths[b].min(s.keys);
-        if self.causal { length.min((i + 1 + s.keys).saturating_sub(s.queries)) } else { length }
+        self.seen(s, b, i).end
+    }
+
+    /// Whether the kernels for T5 compute this.
+    fn is_plain(&self) -> bool {
+        let no_window = [Mask::ALL, Mask::CAUSAL].contains(&self.mask);
+        self.key_heads == self.heads && self.scale == 1.0 && self.soft_cap.is_none() && no_window
     }
 
     /// The floating-point operations of one of attention's matrix products, over the keys that are seen.
     fn product_flops(&self, s: &Sizes) -> usize {
-        let seen = |b| (0..s.queries).map(move |i| self.visible(s, b, i)).sum::<usize>();
+        let seen = |b| (0..s.queries).map(move |i| self.seen(s, b, i).len()).sum::<usize>();
         2 * s.heads * s.head_size * (0..s.batch).map(seen).sum::<usize>()
+    }
+
+    /// The sizes of a call with B sequences of T queries of this width and S keys. The widths are not checked.
+    pub fn sizes_of(&self, (batch, queries, width): (usize, usize, usize), keys: usize) -> Sizes {
+        let head_size = width / self.heads.max(1);
+        let (seen, is_plain) = (keys.min(self.mask.width()), self.is_plain());
+        Sizes { batch, queries, keys, heads: self.heads, key_heads: self.key_heads, head_size, seen, is_plain }
     }
 
     /// The path of these operands and the bias.
     fn path(&self, operands: &[&Tensor]) -> Path {
-        let takes = self.bias.is_none_or(|bias| Path::of(&[bias]) == Path::Cpu);
+        let takes = self.is_plain() && self.bias.is_none_or(|bias| Path::of(&[bias]) == Path::Cpu);
         Path::of(operands).provided(takes)
     }
 
@@ -103,10 +196,19 @@ impl Attention<'_> {
         let (batch, queries, width) = q.dims3()?;
         let (_, keys, _) = k.dims3()?;
         elements(q.shape()).and_then(|_| elements(k.shape()))?;
-        check_shape(op, "k", k, &[batch, keys, width])?;
-        check_shape(op, "v", v, &[batch, keys, width])?;
         if self.heads == 0 || width == 0 || width % self.heads != 0 {
             bail!("{op}: expected a number of heads that divides a width of at least 1, got {} and {width}", self.heads)
+        }
+        if self.key_heads == 0 || self.heads % self.key_heads != 0 {
+            let (heads, key_heads) = (self.heads, self.key_heads);
+            bail!("{op}: expected a number of heads of keys that divides {heads}, got {key_heads}")
+        }
+        let key_width = width / self.heads * self.key_heads;
+        check_shape(op, "k", k, &[batch, keys, key_width])?;
+        check_shape(op, "v", v, &[batch, keys, key_width])?;
+        let is_positive = |x: f64| x.is_finite() && x > 0.0;
+        if !is_positive(self.scale) || self.soft_cap.is_some_and(|cap| !is_positive(cap)) {
+            bail!("{op}: expected a scale and a cap above 0, got {} and {:?}", self.scale, self.soft_cap)
         }
         if k.dtype() != q.dtype() || v.dtype() != q.dtype() {
             bail!("{op}: expected q, k, v of one dtype, got {:?}, {:?}, {:?}", q.dtype(), k.dtype(), v.dtype())
@@ -124,7 +226,7 @@ impl Attention<'_> {
             check_shape(op, "bias", bias, &[self.heads, queries + keys - 1])?;
         }
         active(op, self.dropout.as_ref(), batch)?;
-        Ok(Sizes { batch, queries, keys, heads: self.heads, head_size: width / self.heads })
+        Ok(self.sizes_of((batch, queries, width), keys))
     }
 }
 
@@ -142,44 +244,84 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(T
 }
 
 /// [`attention`] of the token at a position, as in generation. Each row has one query (R, 1, H*K), and sees the keys and values of a cache
-/// (R, T, H*K) up to its own position. The bias is for all positions, (H, 2T-1). Returns the result alone.
+/// (R, C, KH*K) up to its own position. `a.bias` is for all positions, (H, 2C-1); `a.key_lengths` and `a.mask` are not read. Returns the
+/// result and its log-sum-exp, as [`attention`].
+///
+/// Keys may lie in any order where there is no bias. So a window needs no more than its own size of cache: the token at position `p` is
+/// appended at `p % size`, and sees the cache up to position `p.min(size - 1)`.
 ///
 /// # Errors
 /// Other shapes; a position outside of the cache.
-pub fn attention_at(
-    q: &Tensor,
-    [k, v]: [&Tensor; 2],
-    bias: &Tensor,
-    heads: usize,
-    position: Position,
-) -> Result<Tensor> {
+pub fn attention_at(q: &Tensor, [k, v]: [&Tensor; 2], a: &Attention, position: Position) -> Result<(Tensor, Tensor)> {
     let (rows, capacity, _) = k.dims3()?;
-    check_shape("attention_at", "q", q, &[rows, 1, k.dim(2)?])?;
-    check_shape("attention_at", "bias", bias, &[heads, 2 * capacity - 1])?;
+    check_shape("attention_at", "q", q, &[rows, 1, q.dim(2)?])?;
+    if let Some(bias) = a.bias {
+        check_shape("attention_at", "bias", bias, &[a.heads, 2 * capacity - 1])?;
+    }
     if position.number >= capacity {
         bail!("attention_at: expected a position below {capacity}, got {}", position.number)
     }
-    let bias = bias.narrow(1, capacity - 1 - position.number, capacity)?;
+    let of_position = |bias: &Tensor| bias.narrow(1, capacity - 1 - position.number, capacity);
+    let bias = a.bias.map(of_position).transpose()?;
     let key_lengths = &vec![position.number + 1; rows][..];
-    let a = Attention { heads, bias: Some(&bias), key_lengths, causal: false, dropout: None };
+    let a = Attention { bias: bias.as_ref(), key_lengths, mask: Mask::ALL, dropout: None, ..*a };
     #[cfg(feature = "cuda")]
     if position.on_card.is_some() {
         let s = a.sizes("attention_at", q, k, v)?;
         if cuda::takes(&[q, k, v], &a, &s) {
             let _span = tracing::debug_span!("attention", flops = a.product_flops(&s) * 2).entered();
-            return Ok(cuda::attention_of_few(q, k, v, &a, &s, Some(position))?.0);
+            return cuda::attention_of_few(q, k, v, &a, &s, Some(position));
         }
     }
     cuda_device::refuse_recording("attention");
-    Ok(attention(q, k, v, &a)?.0)
+    attention(q, k, v, &a)
+}
+
+/// Merges attention of the same queries to two sets of keys: the result of one softmax over all of them. Each part is a result (B, T, H*K)
+/// and its log-sum-exp (B, H, T); so is what is returned. The memory of the first part may be overwritten: the caller gives it up.
+///
+/// The backward of each set is [`attention_backward`] with its own keys and values, and the merged result and log-sum-exp: with them it
+/// computes the set's share of the probabilities. The gradient of the queries is the sum of both. With dropout, the two sets need different
+/// sites. Split attention of this kind: Dao et al. 2023 ("Flash-Decoding").
+///
+/// # Errors
+/// Other shapes or dtypes.
+pub fn merge_attention(first: (Tensor, Tensor), second: (&Tensor, &Tensor), heads: usize) -> Result<(Tensor, Tensor)> {
+    let (batch, queries, width) = first.0.dims3()?;
+    if heads == 0 || width % heads != 0 {
+        bail!("merge_attention: expected a number of heads that divides {width}, got {heads}")
+    }
+    check_shape("merge_attention", "result", second.0, first.0.dims())?;
+    for lse in [&first.1, second.1] {
+        check_shape("merge_attention", "lse", lse, &[batch, heads, queries])?;
+    }
+    if first.0.dtype() != second.0.dtype() {
+        bail!("merge_attention: expected results of one dtype, got {:?} and {:?}", first.0.dtype(), second.0.dtype())
+    }
+    let _span = tracing::debug_span!("merge_attention").entered();
+    let lse = [&first.1, second.1].iter().all(|lse| lse.dtype() == DType::F32 && lse.is_contiguous());
+    let takes = lse && first.0.is_contiguous() && second.0.is_contiguous();
+    match Path::of(&[&first.0, second.0, &first.1, second.1]).provided(takes) {
+        Path::Cpu => cpu::merge(first, second, heads),
+        Path::Reference | Path::Device => reference::merge_attention([(&first.0, &first.1), second], heads),
+    }
+}
+
+/// Returns the needs of [`merge_attention`] for this many elements of a result, besides both parts. Where the result has memory of its own,
+/// this is part of them.
+pub fn merge_attention_needs(path: Path, elements: u64, dtype: DType) -> Needs {
+    match path {
+        Path::Cpu => Needs::default(),
+        Path::Reference | Path::Device => reference::merge_needs(elements, dtype),
+    }
 }
 
 /// Returns the needs of [`attention`] for activations in `dtype`, with dropout or without.
 pub fn attention_needs(path: Path, s: &Sizes, dtype: DType, drops: bool) -> Needs {
     match path {
-        Path::Cpu => cpu::forward_needs(s, dtype),
-        Path::Reference => reference::forward_needs(s, dtype, drops),
-        Path::Device if s.head_size <= MAX_HEAD_ON_DEVICE => Needs::launches(1).with_products(2, s.product()),
+        Path::Cpu if s.is_plain => cpu::forward_needs(s, dtype),
+        Path::Cpu | Path::Reference => reference::forward_needs(s, dtype, drops),
+        Path::Device if s.has_kernels_on_device() => Needs::launches(1).with_products(2, s.product()),
         Path::Device => reference::forward_needs_on_device(s, dtype, drops),
     }
 }
@@ -234,9 +376,9 @@ pub fn attention_backward(
 /// Returns the needs of [`attention_backward`], as [`attention_needs`].
 pub fn attention_backward_needs(path: Path, s: &Sizes, dtype: DType, drops: bool, trains_bias: bool) -> Needs {
     match path {
-        Path::Cpu => cpu::backward_needs(s, dtype),
-        Path::Reference => reference::backward_needs(s, dtype, drops),
-        Path::Device if s.head_size <= MAX_HEAD_ON_DEVICE => {
+        Path::Cpu if s.is_plain => cpu::backward_needs(s, dtype),
+        Path::Cpu | Path::Reference => reference::backward_needs(s, dtype, drops),
+        Path::Device if s.has_kernels_on_device() => {
             backward_needs_on_device(s).with_launches(3 + u64::from(trains_bias))
         }
         Path::Device => reference::backward_needs_on_device(s, dtype, drops),

@@ -12,7 +12,7 @@ use crate::ops::dropout::{active, kept};
 /// See [`crate::attention`].
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(Tensor, Tensor)> {
     let s = a.sizes("attention", q, k, v)?;
-    let scores = scores(q, k, a, &s)?; // (B, H, T, S)
+    let scores = scores(q, k, a, &s)?.0; // (B, H, T, S)
     let seen = seen(q, a, &s)?; // (B, 1, T, 1): 1 where the query sees a key at all
     let max = scores.detach().max_keepdim(D::Minus1)?.clamp(-1e30, f64::INFINITY)?;
     let exp = scores.broadcast_sub(&max)?.exp()?;
@@ -25,7 +25,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(T
         Some(mask) => (probabilities * mask)?,
         None => probabilities,
     };
-    let out = multiply(&probabilities, &split(v, &s)?, q)?; // (B, H, T, K)
+    let out = multiply(&probabilities, &split_keys(v, &s)?, q)?; // (B, H, T, K)
     Ok((join(&out, &s)?.to_dtype(q.dtype())?, lse))
 }
 
@@ -76,8 +76,9 @@ pub fn attention_backward(
     let dtype = wide_dtype(q);
     // exp(score - lse). Rows without a key have lse = -inf, which is raised so that they give exp(-inf) = 0.
     let lse = lse.to_dtype(dtype)?.unsqueeze(D::Minus1)?.clamp(-1e30, f64::INFINITY)?;
-    let probabilities = scores(q, k, a, &s)?.broadcast_sub(&lse)?.exp()?; // (B, H, T, S)
-    let (q, k, v, dout) = (split(q, &s)?, split(k, &s)?, split(v, &s)?, split(dout, &s)?);
+    let (scores, slope) = scores(q, k, a, &s)?; // (B, H, T, S)
+    let probabilities = scores.broadcast_sub(&lse)?.exp()?;
+    let (q, k, v, dout) = (split(q, &s)?, split_keys(k, &s)?, split_keys(v, &s)?, split(dout, &s)?);
     let out = split(out, &s)?;
     let mask = mask(&q, a, &s)?;
     let masked = |p: &Tensor| match &mask {
@@ -89,15 +90,64 @@ pub fn attention_backward(
     // Row sums of p * dp, computed without a pass over the scores: dout · out.
     let delta = (dout.to_dtype(dtype)? * out.to_dtype(dtype)?)?.sum_keepdim(D::Minus1)?;
     let ds = (probabilities * dp.broadcast_sub(&delta)?)?;
-    let dq = multiply(&ds, &k, &q)?;
-    let dk = multiply(&ds.transpose(2, 3)?, &q, &q)?;
+    let dproducts = match slope {
+        Some(slope) => (&ds * slope)?,
+        None if a.scale != 1.0 => (&ds * a.scale)?,
+        None => ds.clone(),
+    };
+    let dq = multiply(&dproducts, &k, &q)?;
+    let dk = multiply(&dproducts.transpose(2, 3)?, &q, &q)?;
     if let Some(dbias) = dbias {
         let flat = ds.sum(0)?.reshape((s.heads, s.queries * s.keys))?;
         let zeros = Tensor::zeros((s.heads, s.queries + s.keys - 1), dtype, q.device())?;
         add_into(dbias, &zeros.index_add(&diagonals(&s, q.device())?, &flat, 1)?)?;
     }
     let finish = |t: Tensor| join(&t, &s)?.to_dtype(q.dtype());
-    Ok((finish(dq)?, finish(dk)?, finish(dv)?))
+    Ok((finish(dq)?, finish(add_groups(dk, &s)?)?, finish(add_groups(dv, &s)?)?))
+}
+
+/// See [`crate::merge_attention`].
+pub fn merge_attention(parts: [(&Tensor, &Tensor); 2], heads: usize) -> Result<(Tensor, Tensor)> {
+    let [(out, lse), (other_out, other_lse)] = parts;
+    let (batch, queries, width) = out.dims3()?;
+    let dtype = wide_dtype(out);
+    let [lse, other_lse] = [lse, other_lse].map(|lse| lse.to_dtype(dtype));
+    let (lse, other_lse) = (lse?, other_lse?);
+    // Where neither has a key both are -inf, and the weights are zero.
+    let largest = lse.maximum(&other_lse)?.clamp(-1e30, f64::INFINITY)?;
+    let shares = [(lse - &largest)?.exp()?, (other_lse - &largest)?.exp()?]; // (B, H, T)
+    let sum = (&shares[0] + &shares[1])?;
+    let divisor = (&sum + sum.eq(0.0)?.to_dtype(dtype)?)?;
+    let weighted = |x: &Tensor, share: &Tensor| {
+        let share = (share / &divisor)?.transpose(1, 2)?.reshape((batch, queries, heads, 1))?;
+        x.to_dtype(dtype)?.reshape((batch, queries, heads, width / heads.max(1)))?.broadcast_mul(&share)
+    };
+    let merged = (weighted(out, &shares[0])? + weighted(other_out, &shares[1])?)?;
+    Ok((merged.reshape(out.dims())?.to_dtype(out.dtype())?, (largest + sum.log()?)?))
+}
+
+/// Both results in the wide dtype, weighted, and their sum.
+pub(super) fn merge_needs(elements: u64, dtype: DType) -> Needs {
+    Needs::bytes(copies(5, elements, dtype))
+}
+
+/// As [`split`], for keys or values: a copy for each head of queries.
+fn split_keys(x: &Tensor, s: &Sizes) -> Result<Tensor> {
+    let (group, keys) = (s.group(), x.dim(1)?);
+    let x = x.reshape((s.batch, keys, s.key_heads, s.head_size))?.transpose(1, 2)?;
+    if group == 1 {
+        return x.contiguous();
+    }
+    let of_each = (s.batch, s.key_heads, group, keys, s.head_size);
+    x.unsqueeze(2)?.broadcast_as(of_each)?.contiguous()?.reshape((s.batch, s.heads, keys, s.head_size))
+}
+
+/// The sums of the gradients of keys over the heads of queries that share them: (B, H, S, K) to (B, KH, S, K).
+fn add_groups(x: Tensor, s: &Sizes) -> Result<Tensor> {
+    match s.group() {
+        1 => Ok(x),
+        group => x.reshape((s.batch, s.key_heads, group, s.keys, s.head_size))?.sum(2),
+    }
 }
 
 /// (B, T, H*K) to (B, H, T, K).
@@ -107,7 +157,8 @@ fn split(x: &Tensor, s: &Sizes) -> Result<Tensor> {
 
 /// (B, H, T, K) to (B, T, H*K).
 fn join(x: &Tensor, s: &Sizes) -> Result<Tensor> {
-    x.transpose(1, 2)?.contiguous()?.reshape((s.batch, (), s.heads * s.head_size))
+    let (_, heads, length, size) = x.dims4()?;
+    x.transpose(1, 2)?.contiguous()?.reshape((s.batch, length, heads * size))
 }
 
 /// Multiplies matrices in a dtype that the device can multiply, and returns the result in the wide dtype.
@@ -117,26 +168,37 @@ fn multiply(a: &Tensor, b: &Tensor, like: &Tensor) -> Result<Tensor> {
     product.to_dtype(wide_dtype(like))
 }
 
-/// Scores with bias, `-inf` where masked: (B, H, T, S).
-fn scores(q: &Tensor, k: &Tensor, a: &Attention, s: &Sizes) -> Result<Tensor> {
+/// Scores with bias, `-inf` where masked: (B, H, T, S). With a soft cap also their derivatives by the products of queries and keys.
+fn scores(q: &Tensor, k: &Tensor, a: &Attention, s: &Sizes) -> Result<(Tensor, Option<Tensor>)> {
     let dtype = wide_dtype(q);
-    let mut scores = multiply(&split(q, s)?, &split(k, s)?.transpose(2, 3)?, q)?;
+    let mut scores = multiply(&split(q, s)?, &split_keys(k, s)?.transpose(2, 3)?, q)?;
+    if a.scale != 1.0 {
+        scores = (scores * a.scale)?;
+    }
+    let mut slope = None;
+    if let Some(cap) = a.soft_cap {
+        let tanh = (scores / cap)?.tanh()?;
+        slope = Some(tanh.sqr()?.affine(-a.scale, a.scale)?);
+        scores = (tanh * cap)?;
+    }
     if let Some(bias) = a.bias {
         let full = bias.to_dtype(dtype)?.contiguous()?.index_select(&diagonals(s, q.device())?, 1)?;
         scores = scores.broadcast_add(&full.reshape((1, s.heads, s.queries, s.keys))?)?;
     }
     let mut hidden = vec![0f32; s.batch * s.queries * s.keys];
     for (row, keys) in hidden.chunks_mut(s.keys).enumerate() {
-        keys[a.visible(s, row / s.queries, row % s.queries)..].fill(f32::NEG_INFINITY);
+        let seen = a.seen(s, row / s.queries, row % s.queries);
+        keys[..seen.start].fill(f32::NEG_INFINITY);
+        keys[seen.end..].fill(f32::NEG_INFINITY);
     }
     let hidden = Tensor::from_vec(hidden, (s.batch, 1, s.queries, s.keys), &Device::Cpu)?;
-    scores.broadcast_add(&hidden.to_dtype(dtype)?.to_device(q.device())?)
+    Ok((scores.broadcast_add(&hidden.to_dtype(dtype)?.to_device(q.device())?)?, slope))
 }
 
 /// 1 for queries that see at least one key, 0 for the others: (B, 1, T, 1).
 fn seen(q: &Tensor, a: &Attention, s: &Sizes) -> Result<Tensor> {
     let seen: Vec<f32> = (0..s.batch * s.queries)
-        .map(|row| if a.visible(s, row / s.queries, row % s.queries) > 0 { 1.0 } else { 0.0 })
+        .map(|row| if a.seen(s, row / s.queries, row % s.queries).is_empty() { 0.0 } else { 1.0 })
         .collect();
     let seen = Tensor::from_vec(seen, (s.batch, 1, s.queries, 1), &Device::Cpu)?;
     seen.to_dtype(wide_dtype(q))?.to_device(q.device())

@@ -40,7 +40,12 @@ impl Case {
             for causal in [false, true] {
                 for probability in [0.0, 0.3] {
                     let dropout = Some(Dropout { probability, seed: 9, step: 4, site: 2, samples: &self.samples });
-                    variants.push(Attention { heads: self.heads, bias, key_lengths: &self.lengths, causal, dropout });
+                    variants.push(Attention {
+                        bias,
+                        mask: Mask::causal_if(causal),
+                        dropout,
+                        ..Attention::new(self.heads, &self.lengths)
+                    });
                 }
             }
         }
@@ -53,7 +58,7 @@ fn the_reference_agrees_with_finite_differences_and_autograd() {
     let case = Case::new((2, 4, 5, 2, 3), DType::F64);
     let (q, k, v, dout) = (&case.q, &case.k, &case.v, &case.dout);
     for a in case.variants() {
-        let what = format!("bias {} causal {} {:?}", a.bias.is_some(), a.causal, a.dropout);
+        let what = format!("bias {} {:?} {:?}", a.bias.is_some(), a.mask, a.dropout);
         let (out, lse) = attention(q, k, v, &a).unwrap();
         let dbias = case.bias.zeros_like().unwrap();
         let (dq, dk, dv) =
@@ -126,7 +131,7 @@ fn agrees_with_the_reference(
 ) {
     let (q, k, v, dout) = (&case.q, &case.k, &case.v, &case.dout);
     let sizes = a.sizes("attention", q, k, v).unwrap();
-    let what = format!("{sizes:?} {dtype:?} bias {} causal {} {:?}", a.bias.is_some(), a.causal, a.dropout);
+    let what = format!("{sizes:?} {dtype:?} bias {} {:?} {:?}", a.bias.is_some(), a.mask, a.dropout);
     let (out, lse) = forward(q, k, v, a, &sizes).unwrap();
     let (expected_out, expected_lse) = reference::attention(q, k, v, a).unwrap();
     assert_eq!(out.dtype(), dtype);
@@ -179,7 +184,7 @@ fn padding_changes_nothing() {
         let (k, v) = (pad(&case.k, &longer.k), pad(&case.v, &longer.v));
         // The bias of the padded call begins with the bias of the other call: both start at j - i = -(T - 1).
         let bias = Tensor::cat(&[&case.bias, &longer.bias.narrow(1, 0, 35).unwrap()], 1).unwrap();
-        for a in case.variants().into_iter().filter(|a| !a.causal) {
+        for a in case.variants().into_iter().filter(|a| a.mask == Mask::ALL) {
             let padded = Attention { bias: a.bias.map(|_| &bias), ..a };
             let (out, lse) = attention(&case.q, &case.k, &case.v, &a).unwrap();
             let (padded_out, padded_lse) = attention(&case.q, &k, &v, &padded).unwrap();

@@ -12,7 +12,7 @@ use candle_core::DType;
 use super::ahead::Ahead;
 use super::rows::{Row, convert, dot, softmax, softmax_backward};
 use super::task::{self, Head, Input, Output, Queries};
-use super::{Attention, Sizes};
+use super::{Attention, Mask, Sizes};
 use crate::matmul::{Matrix, MatrixMut, Packed, Threads, multiply, multiply_packed_part};
 use crate::parallel::Shared;
 use crate::simd::{Lanes, WIDTH};
@@ -32,7 +32,7 @@ const CAUSAL_TILE_SCORES: usize = TILE_SCORES / 2;
 
 /// Queries of a tile.
 fn tile_queries(a: &Attention, s: &Sizes) -> usize {
-    let scores = if a.causal { CAUSAL_TILE_SCORES } else { TILE_SCORES };
+    let scores = if a.mask == Mask::CAUSAL { CAUSAL_TILE_SCORES } else { TILE_SCORES };
     (scores / tile_keys(s) / ROWS * ROWS).clamp(2 * ROWS, 16 * ROWS).min(s.queries)
 }
 

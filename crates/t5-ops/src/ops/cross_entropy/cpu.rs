@@ -31,6 +31,7 @@ use crate::matmul::{
     Buffer, Factor, Matrix, MatrixMut, Packed, Threads, across_bytes, multiply_as_a, multiply_packed, product_bytes,
 };
 use crate::needs::{Kept, Needs, elements};
+use crate::ops::soft_cap;
 use crate::ops::token_loss::{LossSums, TokenLoss};
 use crate::parallel::{Shared, for_each_part_by, for_each_rows, threads};
 use crate::processor::processor;
@@ -254,7 +255,10 @@ struct Pass<'a, T> {
     vocabulary: usize,
     width: usize,
     labels: &'a [u32],
+    /// The factor of the logits as [`Pass::compute`] leaves them: 1 if it caps them.
     logit_scale: f32,
+    /// Scale and cap, where there is a cap.
+    soft_cap: Option<[f32; 2]>,
     gradient_scale: f32,
     token_loss: TokenLoss,
     tiling: Tiling,
@@ -286,7 +290,8 @@ impl<'a, T: Lanes> Pass<'a, T> {
             vocabulary,
             width,
             labels,
-            logit_scale: c.logit_scale as f32,
+            logit_scale: if c.soft_cap.is_some() { 1.0 } else { c.logit_scale as f32 },
+            soft_cap: c.soft_cap.map(|cap| [c.logit_scale as f32, cap as f32]),
             gradient_scale: (c.gradient_scale * c.logit_scale) as f32,
             token_loss: c.token_loss,
             tiling,
@@ -334,12 +339,17 @@ impl<'a, T: Lanes> Pass<'a, T> {
         }
     }
 
-    /// Computes the logits of entries for `rows` rows of x. `entries` are their rows of W.
+    /// Computes the logits of entries for `rows` rows of x, with their cap. `entries` are their rows of W.
     fn compute(&self, entries: Factor, rows: usize, logits: &mut [f32]) {
         let columns = self.columns.as_ref().expect("packed by the first pass");
         // SAFETY: `logits` lives longer than the product.
         let target = unsafe { MatrixMut::part(Shared::new(logits), 0, entries.rows(), rows, stride(rows)) };
         multiply_packed(target, entries, columns, false, Threads::One);
+        if let Some([scale, cap]) = self.soft_cap {
+            logits
+                .chunks_exact_mut(stride(rows))
+                .for_each(|of_entry| soft_cap::apply(&mut of_entry[..rows], scale, cap));
+        }
     }
 
     /// The first pass: statistics of the softmax of each row. Returns the sums of the losses.
@@ -494,6 +504,11 @@ impl<'a, T: Lanes> Pass<'a, T> {
                     let logit = logits[label * stride(lanes) + i] * this.logit_scale;
                     let p = exp(logit - this.largest[i]) * factors[i];
                     dlogits[label * lanes + i] = T::from_f32(p - of_each - of_label);
+                }
+            }
+            if let Some([_, cap]) = this.soft_cap {
+                for (capped, dlogits) in logits.chunks_exact(stride(lanes)).zip(dlogits.chunks_exact_mut(lanes)) {
+                    soft_cap::apply_slope(capped, cap, dlogits);
                 }
             }
         });

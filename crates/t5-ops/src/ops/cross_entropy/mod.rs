@@ -1,7 +1,7 @@
 //! The output projection and the cross-entropy in one operation, a part at a time, so that the logits
 //! (R, V) never exist whole. Loss, dX and dW come out of one call.
 //!
-//! `logits = logit_scale * x Wᵀ`, `loss = sum over rows of (log-sum-exp(logits) - logits[label])`.
+//! `logits = cap(logit_scale * x Wᵀ)`, `loss = sum over rows of (log-sum-exp(logits) - logits[label])`. The cap is `c tanh(l / c)`, or none.
 //!
 //! A frozen weight may be in f16, or come from its file by rows.
 //!
@@ -31,6 +31,8 @@ pub const IGNORED_LABEL: u32 = u32::MAX;
 pub struct CrossEntropy {
     /// Factor of the logits: `d_model^-0.5` where T5's head is tied to the embedding.
     pub logit_scale: f64,
+    /// The cap of the logits, after their scale.
+    pub soft_cap: Option<f64>,
     /// Factor of the gradients (not the loss): 1 / target tokens of the optimizer batch.
     pub gradient_scale: f64,
     /// The most rows of logits that are kept at a time. Fewer are kept if computing them again is faster.
@@ -41,7 +43,8 @@ pub struct CrossEntropy {
 
 impl Default for CrossEntropy {
     fn default() -> Self {
-        Self { logit_scale: 1.0, gradient_scale: 1.0, chunk_rows: 256, token_loss: TokenLoss::default() }
+        let (logit_scale, gradient_scale) = (1.0, 1.0);
+        Self { logit_scale, soft_cap: None, gradient_scale, chunk_rows: 256, token_loss: TokenLoss::default() }
     }
 }
 
@@ -53,7 +56,7 @@ pub fn linear_cross_entropy<'a>(x: &Tensor, w: impl Into<Weight<'a>>, labels: &[
     match w.path_with(x) {
         Path::Cpu => cpu::loss(x, w, labels, &rows, c),
         #[cfg(feature = "cuda")]
-        Path::Device if cuda_device::launch::takes([x, w.tensor()]) => {
+        Path::Device if c.soft_cap.is_none() && cuda_device::launch::takes([x, w.tensor()]) => {
             Ok(cuda::chunks(x, w.tensor(), labels, &rows, c, None, None)?.cross_entropy)
         }
         Path::Reference | Path::Device => reference::loss(x, w, labels, &rows, c),
@@ -82,7 +85,9 @@ pub fn linear_cross_entropy_backward<'a>(
         Path::Cpu => cpu::gradients(x, w, labels, &rows, c, dw, cpu::Logits::of(x.dtype(), c.chunk_rows)),
         #[cfg(feature = "cuda")]
         Path::Device
-            if cuda_device::launch::takes([x, w.tensor()]) && dw.is_none_or(|(dw, _)| cuda::takes_gradient(x, dw)) =>
+            if c.soft_cap.is_none()
+                && cuda_device::launch::takes([x, w.tensor()])
+                && dw.is_none_or(|(dw, _)| cuda::takes_gradient(x, dw)) =>
         {
             cuda::gradients(x, w.tensor(), labels, &rows, c, dw)
         }
@@ -101,7 +106,8 @@ pub fn linear_cross_entropy_needs(
 ) -> Needs {
     match path {
         Path::Cpu => cpu::loss_needs(rows, weight, dtypes[0], c.chunk_rows),
-        Path::Reference => reference::loss_needs(rows, weight, dtypes, c.chunk_rows),
+        Path::Reference => reference::loss_needs(rows, weight, dtypes, c),
+        Path::Device if c.soft_cap.is_some() => reference::loss_needs(rows, weight, dtypes, c),
         Path::Device => needs_on_device(rows, weight, dtypes, c.chunk_rows, 1),
     }
 }
@@ -118,7 +124,8 @@ pub fn linear_cross_entropy_backward_needs(
 ) -> Needs {
     match path {
         Path::Cpu => cpu::gradients_needs(rows, weight, dtypes[0], c),
-        Path::Reference => reference::gradients_needs(rows, weight, dtypes, c.chunk_rows),
+        Path::Reference => reference::gradients_needs(rows, weight, dtypes, c),
+        Path::Device if c.soft_cap.is_some() => reference::gradients_needs(rows, weight, dtypes, c),
         Path::Device => needs_on_device(rows, weight, dtypes, c.chunk_rows, 2 + usize::from(trains)),
     }
 }
@@ -179,6 +186,9 @@ fn valid_rows(op: &str, x: &Tensor, w: Weight, labels: &[u32], c: &CrossEntropy)
     let (v, d) = w.dims2()?;
     check_shape(op, "x", x, &[labels.len(), d])?;
     elements(x.shape()).and_then(|_| elements(&(v, d).into()))?;
+    if c.soft_cap.is_some_and(|cap| !(cap.is_finite() && cap > 0.0)) {
+        bail!("{op}: soft_cap: expected a number above 0, got {:?}", c.soft_cap)
+    }
     if c.chunk_rows == 0 {
         bail!("{op}: chunk_rows: expected at least 1, got 0")
     }

@@ -35,24 +35,25 @@ pub(super) fn loss(x: &Tensor, w: Weight, labels: &[u32], rows: &[u32], c: &Cros
     Ok(loss)
 }
 
-/// The weight if it is converted; for a chunk its rows and, three times while they are scaled, its logits.
+/// The weight if it is converted; for a chunk its rows and, three times while they are scaled, its logits. With a cap, its derivatives.
 pub(super) fn loss_needs(
     rows: usize,
     (vocabulary, width): (usize, usize),
     [x, w]: [DType; 2],
-    chunk_rows: usize,
+    c: &CrossEntropy,
 ) -> Needs {
-    let (chunk, of_weight) = (chunk_rows.min(rows), converted(elements([vocabulary, width]), w, wide_size(x)));
-    let of_chunk = copies(3, elements([chunk, vocabulary]), x) + copies(1, elements([chunk, width]), x);
+    let (chunk, of_weight) = (c.chunk_rows.min(rows), converted(elements([vocabulary, width]), w, wide_size(x)));
+    let of_logits = if c.soft_cap.is_some() { 4 } else { 3 };
+    let of_chunk = copies(of_logits, elements([chunk, vocabulary]), x) + copies(1, elements([chunk, width]), x);
     Needs::bytes(of_weight + of_chunk).with_products(1, (rows, width, vocabulary))
 }
 
 /// The bytes of [`loss_needs`]; besides, the gradient of the weight that is added, and the gradient of `x` before and after a chunk's part
 /// is added.
-pub(super) fn gradients_needs(rows: usize, weight: (usize, usize), dtypes: [DType; 2], chunk_rows: usize) -> Needs {
+pub(super) fn gradients_needs(rows: usize, weight: (usize, usize), dtypes: [DType; 2], c: &CrossEntropy) -> Needs {
     let ((vocabulary, width), [x, _]) = (weight, dtypes);
     let sums = copies(2, elements([vocabulary, width]), x) + copies(2, elements([rows, width]), x);
-    let loss = loss_needs(rows, weight, dtypes, chunk_rows);
+    let loss = loss_needs(rows, weight, dtypes, c);
     Needs::bytes(loss.transient + sums).with_products(3, (rows, width, vocabulary))
 }
 
@@ -82,7 +83,10 @@ pub(super) fn gradients(
             softmax = softmax.affine(1.0, -token.of_each(softmax.dim(1)?))?;
         }
         let of_label = Tensor::ones((rows.len(), 1), softmax.dtype(), x.device())?.affine(-token.of_label(), 0.0)?;
-        let dlogits = softmax.scatter_add(&chunk.labels, &of_label, 1)?;
+        let mut dlogits = softmax.scatter_add(&chunk.labels, &of_label, 1)?;
+        if let Some(slope) = &chunk.slope {
+            dlogits = (dlogits * slope)?;
+        }
         let dlogits = (dlogits * (c.gradient_scale * c.logit_scale))?.to_dtype(dtype)?;
         let dx_rows = dlogits.matmul(&w)?.to_dtype(dx.dtype())?;
         dx = dx.index_add(&chunk.rows, &dx_rows, 0)?;
@@ -95,11 +99,12 @@ pub(super) fn gradients(
 
 /// A chunk of rows with their logits.
 struct Chunk {
-    rows: Tensor,   // (C)
-    labels: Tensor, // (C, 1)
-    x: Tensor,      // (C, D)
-    logits: Tensor, // (C, V), wide
-    lse: Tensor,    // (C, 1), wide
+    rows: Tensor,          // (C)
+    labels: Tensor,        // (C, 1)
+    x: Tensor,             // (C, D)
+    logits: Tensor,        // (C, V), wide
+    slope: Option<Tensor>, // (C, V), wide: the derivative of the cap
+    lse: Tensor,           // (C, 1), wide
     token_loss: TokenLoss,
 }
 
@@ -111,8 +116,15 @@ impl Chunk {
         let wide = wide_dtype(x);
         let x = x.contiguous()?.index_select(&rows, 0)?.to_dtype(w.dtype())?;
         let logits = (x.matmul(&w.t()?)?.to_dtype(wide)? * c.logit_scale)?;
+        let (logits, slope) = match c.soft_cap {
+            None => (logits, None),
+            Some(cap) => {
+                let tanh = (logits / cap)?.tanh()?;
+                ((&tanh * cap)?, Some(tanh.sqr()?.affine(-1.0, 1.0)?))
+            }
+        };
         let lse = logits.log_sum_exp(D::Minus1)?.unsqueeze(1)?;
-        Ok(Self { rows, labels, x, logits, lse, token_loss: c.token_loss })
+        Ok(Self { rows, labels, x, logits, slope, lse, token_loss: c.token_loss })
     }
 
     fn loss(&self) -> Result<LossSums> {

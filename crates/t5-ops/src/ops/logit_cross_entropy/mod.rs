@@ -1,4 +1,5 @@
-//! The cross-entropy of logits that exist whole, such as those of a head with an adapter.
+//! The cross-entropy of logits that exist whole, such as those of a head with an adapter. With a soft cap c the logits are
+//! `c tanh(l / c)` first.
 //!
 //! Shapes: logits (.., V); a label for each row.
 
@@ -9,7 +10,7 @@ pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor, bail};
 
 use super::cross_entropy::IGNORED_LABEL;
 use super::token_loss::{LossSums, TokenLoss};
@@ -17,8 +18,11 @@ use crate::dispatch::{Path, rows_and_width};
 use crate::needs::{Needs, copies};
 
 /// The sum over rows of `log-sum-exp(logits) - logits[label]`; rows with [`crate::IGNORED_LABEL`] add nothing.
-pub fn logit_cross_entropy(logits: &Tensor, labels: &[u32]) -> Result<f64> {
+pub fn logit_cross_entropy(logits: &Tensor, labels: &[u32], soft_cap: Option<f64>) -> Result<f64> {
     check(logits, labels)?;
+    if let Some(cap) = soft_cap {
+        return logit_cross_entropy(&crate::soft_cap(logits.copy()?, cap)?, labels, None);
+    }
     match Path::of(&[logits]) {
         Path::Cpu => cpu::loss(logits, labels),
         #[cfg(feature = "cuda")]
@@ -36,8 +40,14 @@ pub fn logit_cross_entropy_backward(
     labels: &[u32],
     gradient_scale: f64,
     loss: TokenLoss,
+    soft_cap: Option<f64>,
 ) -> Result<(LossSums, Tensor)> {
     check(&logits, labels)?;
+    if let Some(cap) = soft_cap {
+        let capped = crate::soft_cap(logits.copy()?, cap)?;
+        let (loss, gradient) = logit_cross_entropy_backward(capped, labels, gradient_scale, loss, None)?;
+        return Ok((loss, crate::soft_cap_backward(&logits, gradient, cap)?));
+    }
     match Path::of(&[&logits]).provided(logits.is_contiguous()) {
         Path::Cpu => cpu::gradient(logits, labels, gradient_scale, loss),
         #[cfg(feature = "cuda")]
@@ -50,11 +60,15 @@ pub fn logit_cross_entropy_backward(
     }
 }
 
-/// Returns the needs of either function for this many logits.
-pub fn logit_cross_entropy_needs(path: Path, elements: u64, dtype: candle_core::DType) -> Needs {
+/// Returns the needs of either function for this many logits. With a soft cap a copy of the logits is capped.
+pub fn logit_cross_entropy_needs(path: Path, elements: u64, dtype: DType, soft_cap: Option<f64>) -> Needs {
+    let capped = match soft_cap {
+        Some(_) => elements * dtype.size_in_bytes() as u64 + crate::soft_cap_needs(path, elements, dtype).transient,
+        None => 0,
+    };
     match path {
-        Path::Cpu | Path::Device => Needs::default(),
-        Path::Reference => Needs::bytes(copies(4, elements, dtype)),
+        Path::Cpu | Path::Device => Needs::bytes(capped),
+        Path::Reference => Needs::bytes(capped + copies(4, elements, dtype)),
     }
 }
 

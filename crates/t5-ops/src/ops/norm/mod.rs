@@ -1,6 +1,6 @@
 //! RMS layer normalisation (Zhang and Sennrich 2019) as T5 uses it: no mean, no bias, statistics in f32.
 //!
-//! `y = weight * x / sqrt(mean(x²) + eps)`, over the last dimension.
+//! `y = (weight + offset) * x / sqrt(mean(x²) + eps)`, over the last dimension. The offset is 0 in T5 and 1 in Gemma.
 //!
 //! Shapes: x, dy (.., D), weight (D), inv_rms (..) without the last dimension.
 
@@ -13,18 +13,45 @@ mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
-use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
+use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width, wide};
 use crate::needs::Needs;
 
 /// The most parts in which a card adds the gradient of the weight: enough blocks for the largest card.
 const PARTS_ON_DEVICE: u64 = 512;
 
+/// The weight of a norm (D), and the number that is added to it.
+#[derive(Clone, Copy, Debug)]
+pub struct NormWeight<'a> {
+    /// The weight.
+    pub tensor: &'a Tensor,
+    /// Rows are multiplied by `weight + offset`, a sum in f32 or wider: 0 in T5, 1 in Gemma.
+    pub offset: f64,
+}
+
+impl<'a> From<&'a Tensor> for NormWeight<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Self { tensor, offset: 0.0 }
+    }
+}
+
+impl NormWeight<'_> {
+    /// The factors of the channels, in the dtype of the weight where nothing is added to it.
+    fn factors(&self) -> Result<Tensor> {
+        match self.offset {
+            0.0 => Ok(self.tensor.clone()),
+            offset => wide(self.tensor)?.affine(1.0, offset),
+        }
+    }
+}
+
 /// Normalises the rows of `x`. Returns `y` in the dtype of `x` and `1 / rms` of each row (flat, one per
 /// row, `F32` or `F64`), which the backward needs.
-pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
+pub fn rms_norm<'a>(x: &Tensor, weight: impl Into<NormWeight<'a>>, eps: f64) -> Result<(Tensor, Tensor)> {
     let _span = tracing::debug_span!("rms_norm").entered();
     let (_, width) = rows_and_width("rms_norm", "x", x)?;
-    check_shape("rms_norm", "weight", weight, &[width])?;
+    let weight = weight.into();
+    check_shape("rms_norm", "weight", weight.tensor, &[width])?;
+    let weight = &weight.factors()?;
     match Path::of(&[x, weight]) {
         Path::Cpu => cpu::rms_norm(x, weight, eps),
         #[cfg(feature = "cuda")]
@@ -47,9 +74,9 @@ pub fn rms_norm_needs(path: Path, elements: u64, dtype: DType) -> Needs {
 ///
 /// The caller gives up `dy`: its memory may be overwritten with the result, so no other handle to it may be
 /// read afterwards.
-pub fn rms_norm_backward(
+pub fn rms_norm_backward<'a>(
     x: &Tensor,
-    weight: &Tensor,
+    weight: impl Into<NormWeight<'a>>,
     inv_rms: &Tensor,
     dy: Tensor,
     residual: Option<&Tensor>,
@@ -57,7 +84,9 @@ pub fn rms_norm_backward(
 ) -> Result<Tensor> {
     let _span = tracing::debug_span!("rms_norm_backward").entered();
     let (rows, width) = rows_and_width("rms_norm_backward", "x", x)?;
-    check_shape("rms_norm_backward", "weight", weight, &[width])?;
+    let weight = weight.into();
+    check_shape("rms_norm_backward", "weight", weight.tensor, &[width])?;
+    let weight = &weight.factors()?;
     check_shape("rms_norm_backward", "inv_rms", inv_rms, &[rows])?;
     check_shape("rms_norm_backward", "dy", &dy, x.dims())?;
     if let Some(residual) = residual {

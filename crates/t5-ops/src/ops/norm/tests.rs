@@ -51,6 +51,26 @@ fn kernels_agree_with_the_reference() {
 }
 
 #[test]
+fn an_offset_is_added_to_the_weight() {
+    for dtype in [DType::F32, DType::BF16, DType::F64] {
+        let mut numbers = Numbers::new(9);
+        let [x, dy] = [(); 2].map(|()| numbers.tensor(&[12, 256], dtype));
+        // Exact in bf16, as the sums are in f32.
+        let weight = (numbers.tensor(&[256], DType::BF16) * 0.125).unwrap().to_dtype(dtype).unwrap();
+        let sums = weight.to_dtype(DType::F32).unwrap().affine(1.0, 1.0).unwrap();
+        let gemma = NormWeight { tensor: &weight, offset: 1.0 };
+        let sums = if dtype == DType::F64 { sums.to_dtype(dtype).unwrap() } else { sums };
+        let (y, inv_rms) = rms_norm(&x, gemma, EPS).unwrap();
+        assert_close("y", &y, &rms_norm(&x, &sums, EPS).unwrap().0, 1e-12);
+        let [dweight, expected_dweight] = [(); 2].map(|()| sums.zeros_like().unwrap());
+        let dx = rms_norm_backward(&x, gemma, &inv_rms, dy.copy().unwrap(), None, Some(&dweight)).unwrap();
+        let expected = rms_norm_backward(&x, &sums, &inv_rms, dy, None, Some(&expected_dweight)).unwrap();
+        assert_close("dx", &dx, &expected, 1e-12);
+        assert_close("dweight", &dweight, &expected_dweight, 1e-12);
+    }
+}
+
+#[test]
 fn a_row_of_zeros_stays_finite() {
     let x = Tensor::zeros((2, 8), DType::F32, &device()).unwrap();
     let weight = x.get(0).unwrap().ones_like().unwrap();
