@@ -77,7 +77,7 @@ pub(crate) fn tanh(x: f32) -> f32 {
     let p = p * z + 2.063_908_8e-2;
     let p = p * z - 5.373_971_6e-2;
     let p = p * z + 1.333_144_3e-1;
-    let p = p * z - 3.333_328_2e-1;
+    let p = p * z - 3.333_328e-1;
     let near = p * z * x + x;
     let magnitude = x.abs();
     let far = (1.0 - 2.0 / (exp(2.0 * magnitude) + 1.0)).copysign(x);

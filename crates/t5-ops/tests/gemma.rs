@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Result, Tensor};
+#[path = "../../cuda-device/tests/support/device.rs"]
+mod device;
+
 use t5_ops::{Attended, Attention, Mask, NormWeight, Rope, attention, attention_backward, merge_attention};
 
 const HEADS: usize = 4;
@@ -20,7 +23,7 @@ impl Goldens {
     fn each() -> [Goldens; 2] {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/goldens/t5gemma/t5gemma.safetensors");
         [DType::F64, DType::F32].map(|dtype| {
-            let tensors = candle_core::safetensors::load(path, &Device::Cpu).unwrap();
+            let tensors = candle_core::safetensors::load(path, &device::device()).unwrap();
             Goldens { tensors, dtype }
         })
     }

@@ -199,7 +199,7 @@ impl Attention<'_> {
         if self.heads == 0 || width == 0 || width % self.heads != 0 {
             bail!("{op}: expected a number of heads that divides a width of at least 1, got {} and {width}", self.heads)
         }
-        if self.key_heads == 0 || self.heads % self.key_heads != 0 {
+        if self.key_heads == 0 || !self.heads.is_multiple_of(self.key_heads) {
             let (heads, key_heads) = (self.heads, self.key_heads);
             bail!("{op}: expected a number of heads of keys that divides {heads}, got {key_heads}")
         }
@@ -288,7 +288,7 @@ pub fn attention_at(q: &Tensor, [k, v]: [&Tensor; 2], a: &Attention, position: P
 /// Other shapes or dtypes.
 pub fn merge_attention(first: (Tensor, Tensor), second: (&Tensor, &Tensor), heads: usize) -> Result<(Tensor, Tensor)> {
     let (batch, queries, width) = first.0.dims3()?;
-    if heads == 0 || width % heads != 0 {
+    if heads == 0 || !width.is_multiple_of(heads) {
         bail!("merge_attention: expected a number of heads that divides {width}, got {heads}")
     }
     check_shape("merge_attention", "result", second.0, first.0.dims())?;

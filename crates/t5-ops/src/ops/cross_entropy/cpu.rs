@@ -346,9 +346,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
         let target = unsafe { MatrixMut::part(Shared::new(logits), 0, entries.rows(), rows, stride(rows)) };
         multiply_packed(target, entries, columns, false, Threads::One);
         if let Some([scale, cap]) = self.soft_cap {
-            logits
-                .chunks_exact_mut(stride(rows))
-                .for_each(|of_entry| soft_cap::apply(&mut of_entry[..rows], scale, cap));
+            soft_cap::apply(logits, scale, cap);
         }
     }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{Numbers, assert_close, check_gradient, tolerance, values, weighted};
+use crate::testing::{Numbers, assert_close, check_gradient, device, tolerance, values, weighted};
 
 const PLAIN: Rope = Rope { base: 10_000.0, factor: 1.0, first_position: 0 };
 
@@ -47,7 +47,7 @@ fn a_position_has_the_same_rotation_wherever_a_sequence_begins() {
 
 #[test]
 fn arguments_that_do_not_fit_are_errors() {
-    let x = || Tensor::zeros((1, 2, 12), DType::F32, &candle_core::Device::Cpu).unwrap();
+    let x = || Tensor::zeros((1, 2, 12), DType::F32, &device()).unwrap();
     assert!(rope(x(), 5, &PLAIN).is_err());
     assert!(rope(x(), 4, &PLAIN).is_err());
     assert!(rope(x(), 0, &PLAIN).is_err());

@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{Numbers, assert_close, check_gradient, tolerance, values, weighted};
+use crate::testing::{Numbers, assert_close, check_gradient, device, tolerance, values, weighted};
 
 #[test]
 fn the_reference_agrees_with_finite_differences() {
@@ -26,7 +26,7 @@ fn kernels_agree_with_the_reference() {
 
 #[test]
 fn small_values_keep_their_relative_accuracy_and_no_value_is_above_the_cap() {
-    let x = Tensor::new(&[1e-6f32, -3e-4, 0.02, 1e9, f32::NEG_INFINITY, f32::NAN], &candle_core::Device::Cpu).unwrap();
+    let x = Tensor::new(&[1e-6f32, -3e-4, 0.02, 1e9, f32::NEG_INFINITY, f32::NAN], &device()).unwrap();
     let y = values(&soft_cap(x.copy().unwrap(), 50.0).unwrap());
     for (x, y) in values(&x).into_iter().zip(&y).take(3) {
         assert!((y / (50.0 * (x / 50.0).tanh()) - 1.0).abs() < 1e-6, "{x}: {y}");
