@@ -5,6 +5,8 @@ the pooling, their `vectors`. Of a classifier it has AdamW's options, and of eve
 the norm of the gradient before clipping; `golden.safetensors` has `final.PARAMETER`. Dropout is off.
 
 `CASE_adapter` has the same for an adapter of PEFT beside the classifier of CASE: `start` and `final` are what PEFT saved.
+`contrastive` has steps of `encoder` with losses of its vectors, written out as sentence-transformers defines them: by case the settings, and of
+each step the rows of texts, the loss and the norm of the gradient.
 """
 
 import torch
@@ -37,6 +39,13 @@ ADAPTERS = {
     "sequence": {"task_type": "SEQ_CLS", "target_modules": ["q", "v", "wo"], "modules_to_save": ["classification_head"]},
     "tokens": {"task_type": "TOKEN_CLS", "target_modules": r"transformer\.encoder\..*\.(k|wi_\d)", "use_dora": True},
 }
+# name -> settings: how vectors are made and compared
+CONTRASTIVE = {
+    "mnr": {"loss": "mnr", "pooling": "mean", "temperature": 0.05},
+    "mnr_negatives": {"loss": "mnr", "pooling": "max", "temperature": 0.2, "has_negatives": True, "sizes": [16, 5]},
+    "triplet": {"loss": "triplet", "pooling": "cls", "margin": 5.0, "has_negatives": True},
+    "triplet_normal": {"loss": "triplet", "pooling": "last", "margin": 0.5, "has_negatives": True, "normalizes": True},
+}
 
 
 def write(folder):
@@ -45,6 +54,7 @@ def write(folder):
         write_classifier(folder / name, name, model_class, CONFIG | changes, seed=100 + index)
     for index, (name, arguments) in enumerate(ADAPTERS.items()):
         write_adapter(folder, name, arguments, seed=200 + index)
+    write_contrastive(folder, seed=300)
 
 
 def perturb(model, generator):
@@ -122,6 +132,54 @@ def write_adapter(folder, name, arguments, seed):
         path = saved / "adapter_config.json"
         path.write_text(path.read_text().replace(str(folder / name), name))
     write_json(here / "golden.json", {"optimizer": OPTIMIZER, "grad_clip_norm": CLIP_NORM, "steps": steps})
+
+
+def write_contrastive(folder, seed):
+    cases = {}
+    for index, (name, settings) in enumerate(CONTRASTIVE.items()):
+        generator = torch.Generator().manual_seed(seed + index)
+        model = T5EncoderModel.from_pretrained(folder / "encoder", dtype=torch.float64, attn_implementation="eager")
+        parameters = list(model.parameters())
+        optimizer = torch.optim.AdamW(parameters, **OPTIMIZER)
+        texts, steps = 3 if settings.get("has_negatives") else 2, []
+        for _ in range(STEPS):
+            rows = [make_sources(texts, generator) for _ in range(7)]
+            batch = inputs([text for row in rows for text in row])
+            vectors = pooled(model(**batch).last_hidden_state, batch["attention_mask"], settings["pooling"])
+            loss = contrastive_loss(vectors.unflatten(0, (len(rows), texts)), settings)
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
+            optimizer.step()
+            optimizer.zero_grad()
+            steps.append({"rows": rows, "loss": loss.item(), "grad_norm": norm.item()})
+        cases[name] = {"settings": settings, "steps": steps}
+    write_json(folder / "contrastive.json", {"optimizer": OPTIMIZER, "grad_clip_norm": CLIP_NORM, "cases": cases})
+
+
+def pooled(output, mask, pooling):
+    lengths = mask.sum(1)
+    masked = mask.unsqueeze(-1)
+    if pooling == "mean":
+        return (output * masked).sum(1) / lengths.unsqueeze(-1)
+    if pooling == "max":
+        return output.masked_fill(masked == 0, -torch.inf).max(1).values
+    return output[torch.arange(len(output)), 0 if pooling == "cls" else lengths - 1]
+
+
+def contrastive_loss(vectors, settings):
+    """Of vectors (rows, texts, width)."""
+    normalize = torch.nn.functional.normalize
+    if settings.get("normalizes"):
+        vectors = normalize(vectors, dim=-1)
+    if "sizes" in settings:
+        plain = {key: value for key, value in settings.items() if key != "sizes"}
+        return sum(contrastive_loss(normalize(vectors[..., :size], dim=-1), plain) for size in settings["sizes"])
+    if settings["loss"] == "triplet":
+        distance = lambda other: torch.nn.functional.pairwise_distance(vectors[:, 0], vectors[:, other])  # noqa: E731
+        return torch.relu(distance(1) - distance(2) + settings["margin"]).mean()
+    candidates = vectors[:, 1:].transpose(0, 1).flatten(0, 1)
+    scores = normalize(vectors[:, 0], dim=-1) @ normalize(candidates, dim=-1).T / settings["temperature"]
+    return torch.nn.functional.cross_entropy(scores, torch.arange(len(vectors)))
 
 
 def train(name, model, generator):

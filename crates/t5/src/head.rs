@@ -147,7 +147,9 @@ impl Head {
         match self {
             Head::Language => (source, target),
             Head::Sequence(_) => (source, source),
-            Head::Encoder | Head::Tokens(_) => (source, 1),
+            // A target is another text of the same encoder.
+            Head::Encoder => (source.max(target), 1),
+            Head::Tokens(_) => (source, 1),
         }
     }
 

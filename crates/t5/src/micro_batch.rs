@@ -6,6 +6,7 @@ use t5_ops::IGNORED_LABEL;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::head::{Head, Labels};
+use crate::pooling::{Pooling, VectorGradients};
 
 /// Samples padded to a rectangle. Sources (B, S), targets (B, T); padding is on the right.
 ///
@@ -20,6 +21,7 @@ pub struct MicroBatch<T = Tensor> {
     pub(crate) labels: Vec<u32>,
     pub(crate) samples: Vec<u32>,
     pub(crate) weights: Option<Vec<f64>>,
+    pub(crate) vectors: Option<VectorGradients>,
     pub(crate) skips_adapter: bool,
 }
 
@@ -42,6 +44,7 @@ impl<T> MicroBatch<T> {
             labels: Vec::new(),
             samples: Vec::new(),
             weights: None,
+            vectors: None,
             skips_adapter: false,
         }
     }
@@ -104,6 +107,7 @@ impl MicroBatch {
             labels,
             samples: samples.to_vec(),
             weights: None,
+            vectors: None,
             skips_adapter: false,
         })
     }
@@ -117,6 +121,21 @@ impl MicroBatch {
     pub fn weighted(self, weights: Vec<f64>) -> MicroBatch {
         assert_eq!(weights.len(), self.samples.len(), "a weight for each sample");
         MicroBatch { weights: Some(weights), ..self }
+    }
+
+    /// The same micro-batch of sources, where backward begins with the gradient of a loss by the vector of each, which `pooling` makes of the
+    /// encoder's output: `gradients` (B, D), one after the other. A step over all micro-batches of a batch then has the gradient of that loss,
+    /// which may be any function of all vectors. The step itself counts no loss.
+    ///
+    /// # Panics
+    /// There are not as many gradients as samples.
+    #[must_use]
+    pub fn pulled(self, pooling: Pooling, gradients: Vec<f64>) -> MicroBatch {
+        assert!(
+            !gradients.is_empty() && gradients.len().is_multiple_of(self.samples.len()),
+            "a gradient for each sample"
+        );
+        MicroBatch { vectors: Some(VectorGradients { pooling, values: gradients }), ..self }
     }
 
     /// The same micro-batch, computed as if the model had no adapter. Only for passes that train nothing.

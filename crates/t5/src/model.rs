@@ -30,7 +30,6 @@ use crate::step::inference::{infer, without_dropout};
 use crate::step::run::rounds::MicroBatches;
 use crate::step::schedule::Outline;
 use crate::weight_file::WeightFile;
-pub use outputs::Pooling;
 
 /// The end of the name of DoRA's magnitudes.
 const MAGNITUDE: &str = ".lora_magnitude_vector";

@@ -19,6 +19,7 @@ use crate::micro_batch::MicroBatch;
 use crate::ops::Ops;
 use crate::pager::Pager;
 use crate::parameters::{PagingGranularity, Parameter, Part, Weight};
+use crate::pooling::VectorGradients;
 use crate::weight_file::WeightFile;
 
 /// Every layer of a model, over tensors or counted tensors.
@@ -272,6 +273,9 @@ impl<T: Ops> Network<T> {
     ) -> Result<(LossSums, T)> {
         if let Some(classifier) = &self.classifier {
             return self.classifier_backward(classifier, (&z, batch), cx, noise, grads);
+        }
+        if let Some(VectorGradients { pooling, values }) = &batch.vectors {
+            return Ok((LossSums::default(), z.pool_backward(*pooling, batch.lengths(false), values)?));
         }
         let labels = &batch.labels;
         let gradient_scale = 1.0 / cx.target_tokens.max(1) as f64;

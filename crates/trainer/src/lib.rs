@@ -14,6 +14,7 @@ pub mod adafactor;
 pub mod adamw;
 mod between_cards;
 pub mod checkpoint;
+pub mod contrastive;
 pub mod costs;
 mod error;
 pub mod evaluate;
@@ -36,6 +37,7 @@ mod stats;
 #[cfg(test)]
 #[path = "../../cuda-device/tests/support/device.rs"]
 mod test_device;
+mod texts;
 mod trainer;
 mod transport;
 mod update;

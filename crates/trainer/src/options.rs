@@ -4,6 +4,7 @@ use candle_core::DType;
 use serde::{Deserialize, Serialize};
 use t5_ops::TokenLoss;
 
+use crate::contrastive::Contrastive;
 use crate::error::{Error, Result};
 use crate::groups::Group;
 use crate::optimizer::OptimizerOptions;
@@ -100,6 +101,9 @@ pub struct TrainerOptions {
     /// source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preference: Option<Preference>,
+    /// A loss of vectors in place of the cross-entropy, for an encoder: sources are anchors, and targets the texts beside them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contrastive: Option<Contrastive>,
     /// The optimizer. Checkpoints of earlier versions knew Adafactor alone.
     #[serde(alias = "adafactor")]
     pub optimizer: OptimizerOptions,
@@ -127,6 +131,7 @@ impl Default for TrainerOptions {
             z_loss: 0.0,
             label_smoothing: 0.0,
             preference: None,
+            contrastive: None,
             optimizer: OptimizerOptions::default(),
             groups: Vec::new(),
             schedule: Schedule::CONSTANT,
@@ -182,6 +187,7 @@ impl TrainerOptions {
             return Err(Error::invalid_option("train.label_smoothing", expected, self.label_smoothing));
         }
         self.validate_preference()?;
+        self.contrastive.as_ref().map_or(Ok(()), Contrastive::validate)?;
         self.groups.iter().try_for_each(validate_group)?;
         if self.master_weights != MasterWeights::F32 && self.precision != Precision::Bf16 {
             let expected = "`f32` unless `train.precision` is `bf16`";

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::contrastive::ContrastiveStats;
 use crate::preference::PreferenceStats;
 
 /// The outcome of a step.
@@ -17,6 +18,8 @@ pub struct StepStats {
     pub objective: Option<f64>,
     /// The numbers of [`crate::preference`], if the step minimises such a loss. [`StepStats::loss`] is then that of the chosen answers.
     pub preference: Option<PreferenceStats>,
+    /// The numbers of [`crate::contrastive`], if the step minimises such a loss. [`StepStats::loss`] is then that loss.
+    pub contrastive: Option<ContrastiveStats>,
     /// The learning rate, before Adafactor's `scale_parameter`.
     pub lr: f64,
     /// The global L2 norm of the gradient, before clipping.

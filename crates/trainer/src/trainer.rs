@@ -40,6 +40,7 @@ use crate::options::{MasterWeights, TrainerOptions};
 use crate::parallel::{Parallel, Sharding, Share};
 use crate::state::TrainerState;
 use crate::stats::{Score, StepOutcome, StepStats};
+use crate::texts::Texts;
 use crate::update::{Update, Verdict};
 use crate::{freeze, groups, micro_batches, state};
 
@@ -107,6 +108,10 @@ impl Trainer {
                 return Err(Error::invalid_option("preference.loss", expected, format!("`{name}`, which trains")));
             }
         }
+        if options.contrastive.is_some() != (model.config().head == Head::Encoder) {
+            let got = format!("a {}", model.config().head.architecture(model.config().family));
+            return Err(Error::invalid_option("embedding.loss", "an encoder, which has no other loss", got));
+        }
         let precisions = Precisions {
             parameters: options.parameter_dtype(),
             activations: options.precision.activations(),
@@ -116,6 +121,10 @@ impl Trainer {
             Counter::new(model.config(), precisions, options.dropout, &|spec| trained.contains(spec.name.as_str()))?
                 .minimising(options.token_loss());
         let counter = if options.preference.is_some() { counter.weighing_samples() } else { counter };
+        let counter = match &options.contrastive {
+            Some(of) => counter.pulling_vectors(of.pooling),
+            None => counter,
+        };
         // Micro-batches are compared by the bytes that they hold on the device that computes them.
         let counter = if model.device().is_cpu() { counter } else { counter.on_device(&|_| [0; 2]) };
         Ok(Trainer {
@@ -236,6 +245,12 @@ impl Trainer {
         if batch.sources.len() != batch.targets.len() {
             return Err(Error::BatchShape { sources: batch.sources.len(), targets: batch.targets.len() });
         }
+        let contrastive = self.options.contrastive.clone();
+        let (rows, shards_of_rows) = (batch, shards);
+        let texts = contrastive.as_ref().map(|of| (Texts::of(of, batch), Texts::shards(of, shards)));
+        let of_texts = texts.as_ref().map(|(texts, _)| texts.batch());
+        let batch = of_texts.as_ref().unwrap_or(batch);
+        let shards = texts.as_ref().map_or(shards, |(_, shards)| shards);
         if plan.levers.micro_batch_samples == 0 {
             return Err(Error::invalid_option("memory.micro_batch_samples", "at least 1", 0));
         }
@@ -249,6 +264,7 @@ impl Trainer {
             loss: 0.0,
             objective: None,
             preference: None,
+            contrastive: None,
             lr: self.options.optimizer.resolved_learning_rate(self.optimizer.updates(), factor),
             grad_norm: 0.0,
             target_tokens: 0,
@@ -292,12 +308,6 @@ impl Trainer {
                 }
             }
         };
-        match plan.levers.layer_major {
-            // An interrupted step may have left part of a gradient.
-            None => self.gradients.clear(),
-            // Accumulators of an earlier plan would stay beside the blocks'.
-            Some(_) => self.gradients.release(),
-        }
         let cx = StepContext {
             seed: self.options.seed,
             step: self.step,
@@ -309,6 +319,19 @@ impl Trainer {
             target_tokens: stats.target_tokens,
             token_loss: self.options.token_loss(),
         };
+        let pulled = match &contrastive {
+            None => None,
+            Some(of) => match self.vectors(of, batch, (&cut, share.first_sample), &cx, &stops).transpose() {
+                None => return Ok(StepOutcome::Interrupted),
+                Some(mine) => Some(self.pull(of, mine.map_err(Error::before_any_change))?),
+            },
+        };
+        match plan.levers.layer_major {
+            // An interrupted step may have left part of a gradient.
+            None => self.gradients.clear(),
+            // Accumulators of an earlier plan would stay beside the blocks'.
+            Some(_) => self.gradients.release(),
+        }
         let rates = (stats.lr, self.options.grad_clip_norm);
         let update = Update::new(&self.model, &self.optimizer, rates, stats.target_tokens, interrupted);
         // Layer by layer, a gradient's memory is used for others before the gradient is applied.
@@ -324,9 +347,17 @@ impl Trainer {
             let (model, gradients, files) = (&self.model, &mut self.gradients, &self.offload);
             let gathered = cut.iter().map(|samples| {
                 let micro_batch = gather(batch, samples, share.first_sample, model)?;
-                Ok(match &weighed {
-                    Some((weights, _)) => micro_batch.weighted(samples.iter().map(|&sample| weights[sample]).collect()),
-                    None => micro_batch,
+                let pulled = pulled.as_ref().zip(contrastive.as_ref());
+                Ok(match (&weighed, pulled) {
+                    (Some((weights, _)), _) => {
+                        micro_batch.weighted(samples.iter().map(|&sample| weights[sample]).collect())
+                    }
+                    (None, Some(((_, gradients), of))) => {
+                        let width = model.config().d_model;
+                        let of_text = |&text: &usize| &gradients[text * width..][..width];
+                        micro_batch.pulled(of.pooling, samples.iter().flat_map(of_text).copied().collect())
+                    }
+                    (None, None) => micro_batch,
                 })
             });
             let gathered = holds_copies.map_err(Error::from).and_then(|()| gathered.collect::<Result<Vec<_>>>());
@@ -350,6 +381,9 @@ impl Trainer {
             (stats.loss, stats.objective) = (preference.cross_entropy, Some(preference.loss));
             stats.preference = Some(*preference);
         }
+        if let Some((contrastive, _)) = &pulled {
+            (stats.loss, stats.contrastive) = (contrastive.loss, Some(*contrastive));
+        }
         stats.graph_micro_batches = (self.model.micro_batches_as_graphs() - graph_micro_batches) as usize;
         if layers.is_some() {
             // Layer by layer, no gradient stays after its step, however the step ends.
@@ -357,7 +391,7 @@ impl Trainer {
         }
         if result.as_ref().is_err_and(Error::is_of_device_memory) && !has_others && self.model.stop_repeating() {
             tracing::warn!("the device had no memory left; from here on micro-batches are launched kernel by kernel");
-            return self.step_of_labels((batch, labels), shards, plan, interrupted);
+            return self.step_of_labels((rows, labels), shards_of_rows, plan, interrupted);
         }
         match (result?, verdict) {
             (true, _) => {

@@ -329,6 +329,7 @@ mod tests {
     fn steps_are_timed_from_the_first_that_later_ones_are_like() {
         let stats = |graph_micro_batches| StepStats {
             preference: None,
+            contrastive: None,
             step: 1,
             loss: 0.0,
             objective: None,

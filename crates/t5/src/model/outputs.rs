@@ -3,50 +3,12 @@
 use candle_core::{DType, Device};
 
 use super::T5;
+use crate::context::StepContext;
 use crate::error::Result;
 use crate::micro_batch::{MicroBatch, pad};
-
-/// How the encoder's output becomes one vector of a source.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pooling {
-    /// The mean over its tokens.
-    #[default]
-    Mean,
-    /// Its first token's.
-    Cls,
-    /// The largest value over its tokens.
-    Max,
-    /// Its last token's.
-    Last,
-}
-
-impl Pooling {
-    /// Writes the vector of these rows.
-    fn pool(self, rows: &[f32], vector: &mut [f32]) {
-        let width = vector.len();
-        let count = rows.len() / width;
-        match self {
-            Pooling::Cls => vector.copy_from_slice(&rows[..width]),
-            Pooling::Last => vector.copy_from_slice(&rows[rows.len() - width..]),
-            Pooling::Max => {
-                vector.fill(f32::NEG_INFINITY);
-                let each = |row: &[f32]| vector.iter_mut().zip(row).for_each(|(most, value)| *most = most.max(*value));
-                rows.chunks(width).for_each(each);
-            }
-            Pooling::Mean => {
-                let mut sums = vec![0.0; width];
-                let each = |row: &[f32]| sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
-                rows.chunks(width).for_each(each);
-                #[expect(
-                    clippy::cast_precision_loss,
-                    clippy::cast_possible_truncation,
-                    reason = "a mean of few tokens, in f32"
-                )]
-                vector.iter_mut().zip(sums).for_each(|(mean, sum)| *mean = (sum / count as f64) as f32);
-            }
-        }
-    }
-}
+use crate::pooling::Pooling;
+use crate::step::inference::infer;
+use crate::step::schedule::Outline;
 
 impl T5 {
     /// A vector of each source, one after the other: the encoder's output (B, S, D) as `pooling` takes it, with length 1 if `is_normalized`.
@@ -68,14 +30,48 @@ impl T5 {
         let values = output.flatten_all()?.to_vec1::<f32>()?;
         let mut vectors = vec![0.0; sources.len() * width];
         let samples = values.chunks(longest * width).zip(&lengths).zip(vectors.chunks_mut(width));
+        let mut pooled = vec![0.0; width];
         for ((rows, length), vector) in samples {
-            pooling.pool(&rows[..length * width], vector);
-            if is_normalized {
-                let norm = vector.iter().map(|value| value * value).sum::<f32>().sqrt().max(1e-12);
-                vector.iter_mut().for_each(|value| *value /= norm);
-            }
+            pooling.pool(&rows[..length * width], &mut pooled);
+            let norm = pooled.iter().map(|value| value * value).sum::<f64>().sqrt().max(1e-12);
+            let scale = if is_normalized { norm } else { 1.0 };
+            #[expect(clippy::cast_possible_truncation, reason = "vectors are f32")]
+            vector.iter_mut().zip(&pooled).for_each(|(to, value)| *to = (value / scale) as f32);
         }
         Ok(vectors)
+    }
+
+    /// A vector of each source of a micro-batch, as a step with these settings computes it, dropout included. `interrupted` is asked before every
+    /// block; `None` when it returned true.
+    ///
+    /// # Errors
+    /// An operation fails, or a weight cannot be read.
+    pub fn vectors_of_step(
+        &self,
+        batch: &MicroBatch,
+        pooling: Pooling,
+        cx: &StepContext,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<f64>>> {
+        let events = Outline::inference(&self.config, self.has_paged_weights()).forward_only(false);
+        let step = infer(&self.network, &events, cx, std::slice::from_ref(batch), interrupted)?;
+        let Some(output) = step.and_then(|mut step| step.take_output()) else { return Ok(None) };
+        let (samples, longest, width) = output.dims3()?;
+        let wide = if output.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let values = output.to_dtype(wide)?.to_device(&Device::Cpu)?.flatten_all()?;
+        let mut vectors = vec![0.0; samples * width];
+        let ranges = (0..samples).map(|sample| {
+            let first = sample * longest * width;
+            first..first + batch.lengths(false)[sample] * width
+        });
+        for (range, vector) in ranges.zip(vectors.chunks_mut(width)) {
+            let rows = values.narrow(0, range.start, range.len())?;
+            match wide {
+                DType::F64 => pooling.pool(&rows.to_vec1::<f64>()?, vector),
+                _ => pooling.pool(&rows.to_vec1::<f32>()?, vector),
+            }
+        }
+        Ok(Some(vectors))
     }
 
     /// The outputs of a classifier, row after row: for each source, or for each position of the padded rectangle.

@@ -9,6 +9,7 @@ use super::files::Files;
 use super::offload_store::{Extent, TensorOffloadStore};
 use super::{Attended, AttentionSettings, Matrix, NormWeight, Ops, Position};
 use crate::error::Result;
+use crate::pooling::Pooling;
 
 impl Matrix<'_, Tensor> {
     /// Calls `f` with the weight in the form that kernels take.
@@ -303,6 +304,41 @@ impl Ops for Tensor {
         let gradient: Vec<f64> = errors.iter().map(|error| 2.0 * scale * error).collect();
         let gradient = Tensor::from_vec(gradient, Ops::dims(self), self.device())?.to_dtype(self.dtype())?;
         Ok((loss.into(), gradient))
+    }
+
+    fn pool_backward(&self, pooling: Pooling, lengths: &[usize], dvectors: &[f64]) -> Result<Self> {
+        fn gradient<V: Copy + Into<f64> + Default>(
+            z: &Tensor,
+            pooling: Pooling,
+            (lengths, dvectors): (&[usize], &[f64]),
+            (values, narrow): (&dyn Fn(Tensor) -> Result<Vec<V>>, &dyn Fn(f64) -> V),
+        ) -> Result<Vec<V>> {
+            let (samples, longest, width) = z.dims3()?;
+            // Only the largest values are looked at.
+            let here = if pooling == Pooling::Max { values(z.flatten_all()?)? } else { Vec::new() };
+            let mut gradient = vec![V::default(); samples * longest * width];
+            for (sample, dvector) in dvectors.chunks(width).enumerate() {
+                let first = sample * longest * width;
+                let rows = here.get(first..).unwrap_or_default();
+                pooling.backward((rows, lengths[sample]), dvector, |at, value| gradient[first + at] = narrow(value));
+            }
+            Ok(gradient)
+        }
+        let of = (lengths, dvectors);
+        let made = match self.dtype() {
+            DType::F64 => {
+                let made = gradient(self, pooling, of, (&|z| Ok(z.to_vec1::<f64>()?), &|value| value))?;
+                Tensor::from_vec(made, self.shape(), self.device())?
+            }
+            dtype => {
+                #[expect(clippy::cast_possible_truncation, reason = "activations are f32")]
+                let narrow = |value: f64| value as f32;
+                let values = |z: Tensor| Ok(z.to_dtype(DType::F32)?.to_vec1::<f32>()?);
+                let made = gradient(self, pooling, of, (&values, &narrow))?;
+                Tensor::from_vec(made, self.shape(), self.device())?.to_dtype(dtype)?
+            }
+        };
+        Ok(made)
     }
 
     fn set_positions(&self, rows: &Self, position: usize) -> Result<()> {

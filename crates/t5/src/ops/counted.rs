@@ -16,6 +16,7 @@ use t5_ops::{
 
 use super::{Attended, AttentionSettings, Files, Matrix, NormWeight, Ops, Position};
 use crate::error::Result;
+use crate::pooling::Pooling;
 use files::{CountedExtent, CountedFiles};
 pub(crate) use ledger::Ledger;
 pub use ledger::Work;
@@ -495,6 +496,14 @@ impl Ops for Counted {
 
     fn squared_error_backward(&self, _: &[u32], _: f64) -> Result<(LossSums, Self)> {
         Ok((LossSums::default(), self.like()))
+    }
+
+    fn pool_backward(&self, pooling: Pooling, _: &[usize], _: &[f64]) -> Result<Self> {
+        // The values are made in f32, or f64, where they are not compared; and the largest ones are looked for in a copy.
+        let wide = if self.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let _made = (self.dtype != wide).then(|| self.zeros(self.dims(), wide)).transpose()?;
+        let _copy = (pooling == Pooling::Max).then(|| self.zeros(self.dims(), wide)).transpose()?;
+        Ok(self.like())
     }
 
     fn set_positions(&self, _: &Self, _: usize) -> Result<()> {

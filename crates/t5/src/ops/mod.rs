@@ -22,6 +22,7 @@ pub(crate) use t5_ops::Position;
 use t5_ops::{Activation, CrossEntropy, Dropout, LossSums, Mask, Quantisation, RelativePosition, Rope, TokenLoss};
 
 use crate::error::Result;
+use crate::pooling::Pooling;
 
 /// The weight of a product, (out, in).
 #[derive(Clone, Copy, Debug)]
@@ -311,6 +312,9 @@ pub trait Ops: Clone + Debug + Sized {
     fn tanh_backward(&self, dy: &Self) -> Result<Self>;
     /// The sum of the squared errors of numbers (R, .., 1) whose right values are the bits of f32, and its gradient times `scale`.
     fn squared_error_backward(&self, right: &[u32], scale: f64) -> Result<(LossSums, Self)>;
+
+    /// The gradient of an encoder's output `self` (B, S, D) from those of its vectors (B, D), of the first `lengths[b]` rows of each sample.
+    fn pool_backward(&self, pooling: Pooling, lengths: &[usize], dvectors: &[f64]) -> Result<Self>;
 
     /// Writes `rows` (B, n, D) over the positions of `self` (B, T, D) from `position` on.
     fn set_positions(&self, rows: &Self, position: usize) -> Result<()>;

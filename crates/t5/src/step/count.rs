@@ -50,6 +50,7 @@ use crate::levers::{LayerMajor, Levers};
 use crate::micro_batch::MicroBatch;
 use crate::ops::{Counted, Ops};
 use crate::parameters::ParameterSpec;
+use crate::pooling::Pooling;
 use crate::step::inference::infer;
 use handed_over::HandedOver;
 pub use moves::{Moves, WeightsRead};
@@ -244,6 +245,13 @@ impl Counter {
     /// Counts for steps whose micro-batches are [weighted](crate::MicroBatch::weighted).
     pub fn weighing_samples(mut self) -> Counter {
         [Some(&mut self.rehearsal), self.with_copies.as_mut()].into_iter().flatten().for_each(Rehearsal::weigh_samples);
+        self
+    }
+
+    /// Counts for steps whose micro-batches are [pulled](crate::MicroBatch::pulled) by the gradients of vectors.
+    pub fn pulling_vectors(mut self, pooling: Pooling) -> Counter {
+        let rehearsals = [Some(&mut self.rehearsal), self.with_copies.as_mut()];
+        rehearsals.into_iter().flatten().for_each(|rehearsal| rehearsal.pull_vectors(pooling));
         self
     }
 

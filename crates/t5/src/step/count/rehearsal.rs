@@ -16,6 +16,7 @@ use crate::micro_batch::MicroBatch;
 use crate::network::Network;
 use crate::ops::{Counted, Kept, Ledger, Ops, Work};
 use crate::parameters::{PagingGranularity, Parameter, ParameterSpec, Part, Weight};
+use crate::pooling::{Pooling, VectorGradients};
 use crate::reach::{Keep, Reach};
 use crate::step::observer::Interrupts;
 use crate::step::run::Step;
@@ -104,6 +105,8 @@ pub(super) struct Rehearsal {
     cx: StepContext,
     /// Whether each sample's cross-entropy has a weight.
     weighs_samples: bool,
+    /// How vectors are made whose gradients are what backward begins with.
+    pulls: Option<Pooling>,
     /// For each block of encoder and decoder, the first block that is like it.
     like: [Vec<usize>; 2],
     remembered: RefCell<HashMap<(Shape, Scene), Cost>>,
@@ -166,6 +169,7 @@ impl Rehearsal {
             trains_tables,
             cx,
             weighs_samples: false,
+            pulls: None,
             like,
             remembered,
         })
@@ -177,6 +181,10 @@ impl Rehearsal {
 
     pub fn weigh_samples(&mut self) {
         self.weighs_samples = true;
+    }
+
+    pub fn pull_vectors(&mut self, pooling: Pooling) {
+        self.pulls = Some(pooling);
     }
 
     pub fn ledger(&self) -> &Ledger {
@@ -239,7 +247,8 @@ impl Rehearsal {
     fn rehearse(&self, shape: Shape, scene: Scene) -> Result<Cost> {
         let (ledger, mut gradients) = (&self.ledger, self.gradients.borrow_mut());
         let weights = (self.weighs_samples && matches!(scene, Scene::Head { .. })).then(Vec::new);
-        let batches = [MicroBatch { weights, ..batch(ledger, shape) }];
+        let vectors = self.pulls.map(|pooling| VectorGradients { pooling, values: Vec::new() });
+        let batches = [MicroBatch { weights, vectors, ..batch(ledger, shape) }];
         let cx = match scene {
             Scene::Head { chunk_rows } => StepContext { loss_chunk_rows: chunk_rows, ..self.cx },
             _ => self.cx,
@@ -403,6 +412,7 @@ pub(super) fn batch(ledger: &Ledger, shape: Shape) -> MicroBatch<Counted> {
         labels: Vec::new(),
         samples: Vec::new(),
         weights: None,
+        vectors: None,
         skips_adapter: false,
     }
 }

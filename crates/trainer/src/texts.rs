@@ -1,0 +1,87 @@
+//! The pass that computes the vectors of a batch of texts, before the step that trains on their loss ([`crate::contrastive`]).
+//!
+//! The texts of a row follow each other: anchor, positive, negative. Rows with a negative come as two samples with the same source.
+
+use t5::StepContext;
+
+use crate::contrastive::{Contrastive, ContrastiveStats};
+use crate::error::{Error, Result};
+use crate::trainer::{Batch, Trainer, gather};
+
+/// The texts of a batch, each as a source.
+pub(crate) struct Texts {
+    sources: Vec<Vec<u32>>,
+    /// One for each text, without a meaning.
+    targets: Vec<Vec<u32>>,
+}
+
+impl Texts {
+    /// The texts of a batch of rows.
+    pub fn of(contrastive: &Contrastive, rows: &Batch) -> Texts {
+        let samples_of_a_row = contrastive.texts_of_a_row() - 1;
+        let rows = rows.sources.chunks(samples_of_a_row).zip(rows.targets.chunks(samples_of_a_row));
+        let sources: Vec<_> =
+            rows.flat_map(|(sources, targets)| sources.iter().take(1).chain(targets)).cloned().collect();
+        let targets = vec![vec![0]; sources.len()];
+        Texts { sources, targets }
+    }
+
+    /// The batch of these texts.
+    pub fn batch(&self) -> Batch<'_> {
+        Batch { sources: &self.sources, targets: &self.targets }
+    }
+
+    /// The numbers of texts that so many samples of rows have.
+    pub fn shards(contrastive: &Contrastive, shards: &[usize]) -> Vec<usize> {
+        let of_a_row = contrastive.texts_of_a_row();
+        shards.iter().map(|samples| samples / (of_a_row - 1) * of_a_row).collect()
+    }
+}
+
+impl Trainer {
+    /// The vectors of the texts of this process, in their order, with the dropout of the step; `None` if `interrupted` returned true.
+    pub(crate) fn vectors(
+        &self,
+        contrastive: &Contrastive,
+        texts: &Batch,
+        (cut, first): (&[Vec<usize>], usize),
+        cx: &StepContext,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<f64>>> {
+        let width = self.model().config().d_model;
+        let mut vectors = vec![0.0; texts.sources.len() * width];
+        for samples in cut {
+            let micro_batch = gather(texts, samples, first, self.model())?;
+            let made = self.model().vectors_of_step(&micro_batch, contrastive.pooling, cx, interrupted)?;
+            let Some(made) = made else { return Ok(None) };
+            for (&text, vector) in samples.iter().zip(made.chunks(width)) {
+                vectors[text * width..][..width].copy_from_slice(vector);
+            }
+        }
+        Ok(Some(vectors))
+    }
+
+    /// The loss of the whole batch, and its gradient by each vector of this process. If the vectors of a process are an error, all processes
+    /// fail.
+    pub(crate) fn pull(
+        &self,
+        contrastive: &Contrastive,
+        mine: Result<Vec<f64>>,
+    ) -> Result<(ContrastiveStats, Vec<f64>)> {
+        let width = self.model().config().d_model;
+        let Some(parallel) = self.parallel() else {
+            return mine.map(|vectors| contrastive.of_batch(&vectors, width));
+        };
+        let mut said = vec![u8::from(mine.is_err())];
+        said.extend(mine.as_ref().into_iter().flatten().flat_map(|value| value.to_le_bytes()));
+        let all = parallel.group().gather(&said).map_err(Error::from)?;
+        let count = mine?.len();
+        if all.iter().any(|said| said[0] != 0) {
+            return Err(Error::DeviceMemoryElsewhere);
+        }
+        let before: usize = all[..parallel.group().rank()].iter().map(|said| said.len() / size_of::<f64>()).sum();
+        let values = all.iter().flat_map(|said| said[1..].as_chunks().0).map(|value| f64::from_le_bytes(*value));
+        let (stats, gradients) = contrastive.of_batch(&values.collect::<Vec<_>>(), width);
+        Ok((stats, gradients[before..before + count].to_vec()))
+    }
+}
