@@ -7,10 +7,11 @@
 
 Groups: t5 (models, batches, logits, gradients), families (the same for each family, as it is published), adapters (LoRA by
 PEFT: fifty steps, directories, merged weights), generation
-(greedy, beams, processors), encoders (vectors, eight steps of classifiers), configs (config.json texts), adafactor, train
+(greedy, beams, processors), encoders (vectors, eight steps of classifiers, adapters and contrastive losses),
+configs (config.json texts), adafactor, train
 (twelve whole steps), recipes (losses and optimizers together), schedules, bleu, metrics
-(chrF, ROUGE, labels, stems), labels (spans, correlations; needs seqeval), quantised (int8 and NF4 weights; needs bitsandbytes), t5gemma-operations,
-sentence-piece, tokenizers.
+(chrF, ROUGE, labels, stems), labels (spans, correlations; needs seqeval), ranking (needs pytrec_eval-terrier),
+quantised (int8 and NF4 weights; needs bitsandbytes), t5gemma-operations, sentence-piece, tokenizers.
 Everything is seeded and runs on one CPU thread. The script asserts the versions, because other versions compute other
 goldens. `scripts/README.md` describes the environment and the content of each file.
 """
@@ -50,6 +51,7 @@ GROUPS = {
     "bleu": ("bleu", "crates/text-metrics/tests/goldens/bleu"),
     "metrics": ("text_metrics", "crates/text-metrics/tests/goldens/metrics"),
     "labels": ("label_metrics", "crates/text-metrics/tests/goldens/labels"),
+    "ranking": ("ranking", "crates/text-metrics/tests/goldens/ranking"),
     "quantised": ("quantised", "crates/t5-ops/tests/goldens/quantised"),
     "t5gemma-operations": ("t5gemma_operations", "crates/t5-ops/tests/goldens/t5gemma"),
     "sentence-piece": ("sentence_piece", "crates/dataloader/tests/goldens/sentence_piece"),

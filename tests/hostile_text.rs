@@ -160,12 +160,14 @@ fn every_command_is_tried_with_hostile_rows_models_and_names() {
     let few = ["--samples", "2", "--max-new-tokens", "2"];
     let (trimmed, added) = (place("-trimmed"), place("-added"));
     let mean = place("-mean");
-    let tried: [(&str, Vec<&str>); 25] = [
+    let of_file = "{prompt} {response}";
+    let tried: [(&str, Vec<&str>); 26] = [
         ("train", vec!["--keep-training", "--max-steps", "7", "--output", &model]),
         ("plan", vec!["--model", &model, "--data", &file]),
         ("eval", [&["--model", &model, "--data", &file][..], &few].concat()),
         ("generate", vec!["--model", &model, "--input", &file, "--max-new-tokens", "2", "--json"]),
         ("embed", vec!["--model", &model, "--text-column", "prompt", "--input", &file, "--output", &vectors]),
+        ("score", vec!["--model", &model, "--pairs", &file, "--template", of_file, "--answers", "a,b"]),
         ("chat", vec![&model, "--max-new-tokens", "2"]),
         ("serve", vec![&model, "--listen", &model]),
         ("inspect", vec![&file]),

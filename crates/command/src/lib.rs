@@ -142,6 +142,7 @@ fn run(cli: Cli) -> Outcome<()> {
         Some(Command::Eval(flags)) => commands::eval::eval(&flags),
         Some(Command::Generate(flags)) => commands::generate::generate(&flags.with_model()?),
         Some(Command::Embed(flags)) => commands::embed::embed(&flags),
+        Some(Command::Score(flags)) => commands::score::score(&flags),
         Some(Command::Chat(flags)) => commands::chat::chat(&flags),
         Some(Command::Serve(flags)) => commands::serve::serve(&flags),
         Some(Command::Inspect(flags)) => commands::inspect::inspect(&flags),

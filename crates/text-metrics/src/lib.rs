@@ -7,6 +7,7 @@
 //! | [`rouge`] | google's `rouge_score`, averaged over the rows; for other scripts than Latin with words of these scripts |
 //! | [`labels`] | scikit-learn's `accuracy_score`, `precision_recall_fscore_support` and `confusion_matrix` over the references' labels; `matthews_corrcoef` |
 //! | span F1 | seqeval's `f1_score` |
+//! | [`ranking`] | trec_eval's `ndcg_cut_10`, and `recip_rank` of the first ten |
 //! | Pearson, Spearman | SciPy's `pearsonr` and `spearmanr` |
 //!
 //! [`Scores`] computes any of them in one pass over a corpus.
@@ -30,6 +31,7 @@ mod ngrams;
 mod numbers;
 mod porter;
 mod python;
+pub mod ranking;
 pub mod rouge;
 mod scores;
 mod script;

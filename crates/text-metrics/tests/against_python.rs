@@ -7,6 +7,7 @@ use serde_json::Value;
 use text_metrics::bleu::{Bleu, Tokenization};
 use text_metrics::chrf::{CHRF_PLUS_PLUS, Chrf};
 use text_metrics::labels::Labels;
+use text_metrics::ranking::Ranking;
 use text_metrics::rouge::{Rouge, RougeScore};
 use text_metrics::{Metric, Scores, Settings};
 
@@ -187,5 +188,19 @@ fn labels_of_words_and_numbers_have_the_scores_of_seqeval_scikit_learn_and_scipy
     }
     for case in goldens["numbers"].as_array().unwrap() {
         check(case, "pearson,spearman", false);
+    }
+}
+
+#[test]
+fn rankings_are_scored_as_by_trec_eval() {
+    for (number, case) in goldens("ranking/cases.json").as_array().unwrap().iter().enumerate() {
+        let mut ranking = Ranking::default();
+        for query in case["queries"].as_array().unwrap() {
+            let texts = query.as_array().unwrap().iter().map(floats);
+            ranking.add(&texts.map(|text| (text[0], text[1])).collect::<Vec<_>>());
+        }
+        let [mrr, ndcg] = ranking.means().unwrap();
+        close(mrr, case["mrr"].as_f64().unwrap(), 1e-12, &format!("case {number}, MRR@10"));
+        close(ndcg, case["ndcg"].as_f64().unwrap(), 1e-12, &format!("case {number}, NDCG@10"));
     }
 }

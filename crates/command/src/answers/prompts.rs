@@ -94,19 +94,47 @@ fn lines(input: &Path, encoding: Option<Encoding>) -> Outcome<impl Iterator<Item
     Ok(Lines::new(BufReader::new(text), name, MAX_PROMPT_BYTES))
 }
 
-/// The texts of a column. A row without a text ends the answers, because each answer belongs to a row.
+/// The texts of a column.
 fn rows<'a>(
     input: &'a Path,
     inputs: Inputs<'a>,
     limits: Limits,
 ) -> Outcome<impl Iterator<Item = Outcome<String>> + 'a> {
-    let (flag, column) = inputs.column;
+    let rows = cells_of(input, inputs, vec![inputs.column.1], limits)?;
+    Ok(rows.map(|row| Ok(row?.swap_remove(0))))
+}
+
+/// The texts of some columns of each row of a file.
+pub fn cells<'a>(
+    inputs: Inputs<'a>,
+    columns: Vec<&'a str>,
+    limits: Limits,
+) -> Outcome<impl Iterator<Item = Outcome<Vec<String>>> + 'a> {
+    match inputs.file {
+        Some(input) if is_data(input) => cells_of(input, inputs, columns, limits),
+        input => {
+            let shown = input.map(|input| input.display().to_string()).unwrap_or_default();
+            Err(Failure::usage(format!("{shown}: expected rows with columns"))
+                .hint("name a .jsonl, .csv or .parquet file"))
+        }
+    }
+}
+
+/// The texts of some columns. A row without a text ends the answers, because each answer belongs to a row.
+fn cells_of<'a>(
+    input: &'a Path,
+    inputs: Inputs<'a>,
+    columns: Vec<&'a str>,
+    limits: Limits,
+) -> Outcome<impl Iterator<Item = Outcome<Vec<String>>> + 'a> {
+    let (flag, _) = inputs.column;
     let kind = Kind::detect(input, &inputs.text.options().within(limits.bytes, 0, 0))?;
-    if !kind.columns.iter().any(|name| name == column) {
+    if let Some(column) = columns.iter().find(|column| !kind.columns.iter().any(|name| name == *column)) {
         return Err(Failure::unusable(format!("{}: no column `{column}`", input.display()))
             .hint(format!("use `{flag}` with one of: {}", kind.columns.join(", "))));
     }
-    let mut rows = Rows::open(input, &kind, &[Column::text(column)], false)?;
+    let texts: Vec<Column> = columns.iter().map(|column| Column::text(*column)).collect();
+    let mut rows = Rows::open(input, &kind, &texts, false)?;
     let mut row = Row::default();
     Ok(std::iter::from_fn(move || match rows.next(&mut row) {
         Err(error) => Some(Err(error.into())),
@@ -119,14 +147,17 @@ fn rows<'a>(
             }
         })),
         Ok(Some(Err(error))) => Some(Err(of_row(&error))),
-        Ok(Some(Ok(()))) => Some(match row.cells.first().and_then(row_files::Cell::text) {
-            Some(text) if text.len() > MAX_PROMPT_BYTES => {
-                let got = Bytes(text.len() as u64);
-                Err(too_long(format!("{}: a prompt has {got}, expected at most {MOST}", input.display())))
-            }
-            Some(text) => Ok(text.to_owned()),
-            None => Err(of_row(&rows.error(&row, RowFault::Null(column.to_owned())))),
-        }),
+        Ok(Some(Ok(()))) => {
+            let text = |(at, column): (usize, &&str)| match row.cells.get(at).and_then(row_files::Cell::text) {
+                Some(text) if text.len() > MAX_PROMPT_BYTES => {
+                    let got = Bytes(text.len() as u64);
+                    Err(too_long(format!("{}: a prompt has {got}, expected at most {MOST}", input.display())))
+                }
+                Some(text) => Ok(text.to_owned()),
+                None => Err(of_row(&rows.error(&row, RowFault::Null((*column).to_owned())))),
+            };
+            Some(columns.iter().enumerate().map(text).collect())
+        }
     }))
 }
 

@@ -11,6 +11,7 @@ pub mod job_flags;
 pub mod key_flags;
 pub mod lever_flags;
 pub mod row_flags;
+pub mod score_flags;
 pub mod serve_flags;
 mod usage;
 pub mod view_flags;
@@ -38,6 +39,7 @@ use job_flags::JobsArgs;
 use key_flags::{OtherNames, Typed as TypedFlag};
 use lever_flags::LeverFlags;
 use row_flags::{ConvertArgs, InspectArgs, TrainTokenizerArgs};
+use score_flags::ScoreArgs;
 use serve_flags::{BenchServeArgs, ServeArgs};
 use view_flags::{DoctorArgs, ReportArgs, WatchArgs};
 use vocabulary_flags::{AddTokensArgs, TrimVocabArgs};
@@ -110,6 +112,8 @@ pub enum Command {
     Generate(Box<GenerateArgs>),
     /// Write a vector of each text with a model's encoder
     Embed(Box<EmbedArgs>),
+    /// Score how well texts answer their queries, with a reranker
+    Score(Box<ScoreArgs>),
     /// Talk to a model, or compare adapters, line by line
     Chat(Box<ChatArgs>),
     /// Answer over HTTP, as OpenAI's interface does: completions, chats, streams, metrics

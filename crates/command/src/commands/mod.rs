@@ -18,6 +18,7 @@ pub mod listing;
 pub mod merge;
 pub mod plan;
 pub mod report;
+pub mod score;
 pub mod serve;
 mod text_lengths;
 pub mod train_tokenizer;
