@@ -22,6 +22,7 @@ const SAMPLE: &str = "generation.sample=true";
 const CHOSEN: &str = "data.chosen_column=response";
 const REJECTED: &str = "data.rejected_column=answer";
 const ORPO: &str = "preference.loss=orpo";
+const EMBEDDING: &str = "task.name=embedding";
 const TASKS: &str = "data.tasks=[{ name = \"a\", train = \"rows.jsonl\" }, { name = \"b\", train = \"valid.jsonl\" }]";
 const NO_LIST: &str = "data.train=[]";
 const STILL: &str = "train.dropout=0";
@@ -100,6 +101,13 @@ const ROWS: &[Row] = &[
     ("lora.modules_to_save", "lm_head", &[]),
     ("lora.init_from", "nosuch", &[]),
     ("task.name", "classification", &[STILL]),
+    ("data.negative_column", "prompt", &[STILL, EMBEDDING]),
+    ("embedding.loss", "triplet", &[STILL, EMBEDDING, "data.negative_column=prompt"]),
+    ("embedding.temperature", "0.5", &[STILL, EMBEDDING]),
+    ("embedding.margin", "1", &[STILL, EMBEDDING, "embedding.loss=triplet", "data.negative_column=prompt"]),
+    ("embedding.pooling", "last", &[STILL, EMBEDDING]),
+    ("embedding.normalize", "true", &[STILL, EMBEDDING]),
+    ("embedding.sizes", "16", &[STILL, EMBEDDING]),
     ("preference.loss", "orpo", &[STILL, CHOSEN, REJECTED]),
     ("preference.beta", "3", &[ORPO, STILL, CHOSEN, REJECTED]),
     ("preference.gamma", "3", &["preference.loss=simpo", STILL, CHOSEN, REJECTED]),

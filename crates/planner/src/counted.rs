@@ -275,6 +275,10 @@ impl<'a> StepCounter<'a> {
         let passes = t5::step::count::Counter::new(model, precisions, options.dropout, &is_trained)?
             .minimising(options.token_loss());
         let passes = if options.preference.is_some() { passes.weighing_samples() } else { passes };
+        let passes = match &options.contrastive {
+            Some(of) => passes.pulling_vectors(of.pooling),
+            None => passes,
+        };
         let passes = among(passes, model, options, processes)?;
         let of_model = Counter::with_passes(model, precisions.activations, longest, passes);
         let trained = of_model.passes.trained();

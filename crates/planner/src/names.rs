@@ -30,6 +30,8 @@ pub const BOUNDARIES: Name = Name::new("block inputs");
 pub const PACKED: Name = Name::new("packed operands");
 /// Keys and values of a generation.
 pub const CACHE: Name = Name::new("key/value cache");
+/// The vectors of texts, and their gradients.
+pub const VECTORS: Name = Name::new("vectors");
 /// Logits and their product.
 pub const LOSS: Name = Name::new("loss");
 /// The largest momentary need beside the tensors that are kept.

@@ -19,7 +19,7 @@ use crate::lever::{FrozenBlocks, Graphs, Space};
 use crate::levers::{PARTS, Step};
 use crate::names::{
     ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, GRAPHS, LOADING, LOSS, OPTIMIZER_STATE, PACKED, PARAMETERS,
-    READING_ROWS, SAVING, SMALL_TENSORS, SQUARE_SUMS, VALIDATION_ROWS, WEIGHT_COPIES, WORKSPACE,
+    READING_ROWS, SAVING, SMALL_TENSORS, SQUARE_SUMS, VALIDATION_ROWS, VECTORS, WEIGHT_COPIES, WORKSPACE,
 };
 use crate::prices::{Prices, moving_time, relative_time};
 use crate::processes::Processes;
@@ -210,6 +210,7 @@ impl<'a> Offer<'a> {
         let packed = tensors.iter().filter(|held| held.name == PACKED).map(|held| held.bytes).sum();
         let of_step = rows.iter().filter(|row| row.name != PARAMETERS).map(|row| row.bytes.0).sum();
         rows.push(CostRow::new(SMALL_TENSORS, SMALL_TENSORS_BYTES, "estimate: tensors of short samples"));
+        rows.extend(self.vectors(self.job.samples));
         rows.extend(self.state_of_choice(levers, false));
         rows.extend(self.weight_copies(levers));
         if levers.repeats {
@@ -335,7 +336,9 @@ impl<'a> Offer<'a> {
             let with_rows = |tensors: &[NamedBytes], rows: u64, on_host: u64| -> Vec<CostRow> {
                 let tensors = tensors.iter().map(|held| beside_a_step(held, packed).row(&of).at(place));
                 let rows = CostRow::new(VALIDATION_ROWS, rows, &of);
-                tensors.chain([rows]).chain(place::staging(on_host + pinned)).collect()
+                let most = usize::try_from(evaluated.counts.evaluated).unwrap_or(usize::MAX);
+                let vectors = self.vectors(most.saturating_mul(3));
+                tensors.chain([rows]).chain(vectors).chain(place::staging(on_host + pinned)).collect()
             };
             let [for_evaluation, for_generation] = counted.on_host;
             let with_batch = |tensors, on_host| with_rows(tensors, batch, on_host);
@@ -350,6 +353,13 @@ impl<'a> Offer<'a> {
             phases.push(phase(GENERATION, resident.at_a_time, with_batch(generation, for_generation)));
         }
         phases
+    }
+
+    /// The row of the vectors of so many texts, if they are trained.
+    fn vectors(&self, texts: usize) -> Option<CostRow> {
+        let of = self.training.options.contrastive.as_ref()?;
+        let bytes = of.bytes(texts, self.job.model.d_model);
+        Some(CostRow::new(VECTORS, bytes, "of all texts, with their gradients"))
     }
 
     /// Bytes that are kept in the host's memory beside a device during the whole run.

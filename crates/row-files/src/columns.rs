@@ -127,6 +127,8 @@ pub struct Chosen {
     pub preference: Option<[Option<String>; 2]>,
     /// Whether rows of one answer and a label are wanted.
     pub has_labels: bool,
+    /// Whether rows of texts that belong together are wanted, for an encoder.
+    pub is_of_vectors: bool,
     /// Column of the labels.
     pub label: Option<String>,
     /// Whether rows are wanted that have words and a label of each.

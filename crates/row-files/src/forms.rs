@@ -75,6 +75,10 @@ const TARGETS: &[&str] = &[
 /// Columns of words, and of a label of each.
 const WORDS: &[&str] = &["tokens", "words", "sequence", "text", "prompt"];
 const LABELS_OF_WORDS: &[&str] = &["ner_tags", "tags", "labels", "pos_tags", "chunk_tags", "label", "response"];
+/// Columns of texts and of those that belong to them, as sentence-transformers and data sets of retrieval name them.
+const ANCHORS: &[&str] = &["query", "anchor", "sentence1", "question", "premise", "prompt"];
+const POSITIVES: &[&str] =
+    &["positive", "pos", "sentence2", "passage", "document", "answer", "entailment", "text", "response", "chosen"];
 /// Columns of texts that a question is about, without which it is incomplete.
 const CONTEXTS: [&str; 8] = ["article", "passage", "paragraph", "story", "support", "document", "hint", "background"];
 /// Columns of the options of a multiple choice: all of them, or one each with a number or a letter at its end.
@@ -124,6 +128,20 @@ impl Pairing {
     /// A column is missing, or the columns have two meanings.
     pub fn choose(columns: &[String], chosen: &Chosen) -> Result<Self, Unpaired> {
         let file = File { columns };
+        if chosen.is_of_vectors && chosen.source.is_none() && chosen.target.is_none() {
+            let column = |named: &Option<String>, usual: &[&str]| match named {
+                Some(name) => file.required(name),
+                None => file.first(usual).ok_or_else(|| Unpaired::Missing(usual[0].to_owned())),
+            };
+            let [prompt, positive] = [(&chosen.prompt, ANCHORS), (&chosen.response, POSITIVES)];
+            let (prompt, response) = (column(prompt.0, prompt.1)?, column(positive.0, positive.1)?);
+            return Ok(match &chosen.preference {
+                Some([_, Some(negative)]) => {
+                    Self::Preference { prompt, chosen: response, rejected: file.required(negative)? }
+                }
+                _ => Self::Columns { prompt, response },
+            });
+        }
         if let Some([chosen_answer, rejected]) = &chosen.preference {
             let column = |named: &Option<String>, usual: &str| file.required(named.as_deref().unwrap_or(usual));
             return Ok(Self::Preference {

@@ -30,6 +30,23 @@ pub struct StepContext {
     pub token_loss: TokenLoss,
 }
 
+impl StepContext {
+    /// Settings of a pass without dropout.
+    pub fn without_dropout(activations: DType, loss_chunk_rows: usize) -> StepContext {
+        StepContext {
+            seed: 0,
+            step: 0,
+            dropout: 0.0,
+            adapter_dropout: 0.0,
+            activations,
+            recompute_blocks: 0,
+            loss_chunk_rows,
+            target_tokens: 1,
+            token_loss: TokenLoss::default(),
+        }
+    }
+}
+
 /// Settings of a pass without gradients.
 #[derive(Clone, Copy, Debug)]
 pub struct EvalContext {

@@ -15,7 +15,7 @@ use t5_ops::Quantised;
 
 use crate::adapter::{Lora, is_of_adapter};
 use crate::config::Config;
-use crate::context::EvalContext;
+use crate::context::{EvalContext, StepContext};
 use crate::error::{Error, Result};
 use crate::hf::{self, Keeps, ModelDirectory, Place};
 use crate::host_copies::HostCopies;
@@ -26,7 +26,7 @@ use crate::network::Network;
 use crate::ops::{Files, Matrix, Ops};
 use crate::pager::Pager;
 use crate::parameters::{Parameter, ParameterSpec};
-use crate::step::inference::{infer, without_dropout};
+use crate::step::inference::infer;
 use crate::step::run::rounds::MicroBatches;
 use crate::step::schedule::Outline;
 use crate::weight_file::WeightFile;
@@ -530,7 +530,7 @@ impl T5 {
         cx: &EvalContext,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<f64>> {
-        let cx = without_dropout(cx.activations, cx.loss_chunk_rows);
+        let cx = StepContext::without_dropout(cx.activations, cx.loss_chunk_rows);
         let events = Outline::inference(&self.config, self.has_paged_weights()).evaluation();
         let step = infer(&self.network, &events, &cx, std::slice::from_ref(batch), interrupted)?;
         Ok(step.map(|step| step.loss_sum()))
@@ -547,7 +547,7 @@ impl T5 {
         cx: &EvalContext,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<Vec<f64>>>> {
-        let cx = without_dropout(cx.activations, cx.loss_chunk_rows);
+        let cx = StepContext::without_dropout(cx.activations, cx.loss_chunk_rows);
         let events = Outline::inference(&self.config, self.has_paged_weights()).losses_of_samples(batches.len());
         let step = infer(&self.network, &events, &cx, batches, interrupted)?;
         Ok(step.map(|mut step| step.take_losses_of_samples()))
@@ -567,8 +567,13 @@ impl T5 {
     /// The output of the encoder, or of the decoder.
     fn output(&self, batch: &MicroBatch, activations: DType, decoder: bool) -> Result<Tensor> {
         let events = Outline::inference(&self.config, self.has_paged_weights()).forward_only(decoder);
-        let step =
-            infer(&self.network, &events, &without_dropout(activations, 1), std::slice::from_ref(batch), &|| false)?;
+        let step = infer(
+            &self.network,
+            &events,
+            &StepContext::without_dropout(activations, 1),
+            std::slice::from_ref(batch),
+            &|| false,
+        )?;
         Ok(step.and_then(|mut step| step.take_output()).expect("nobody interrupts a pass that has an output"))
     }
 }

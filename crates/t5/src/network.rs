@@ -202,6 +202,10 @@ impl<T: Ops> Network<T> {
         if let Some(classifier) = &self.classifier {
             return classifier.loss(&self.classified(z, batch)?, labels);
         }
+        if !self.has_decoder() {
+            // The vectors of an encoder have no loss of their own.
+            return Ok(0.0);
+        }
         if self.head.adapter.is_some() {
             return Ok(self.losses(z, labels, chunk_rows, &Noise::NONE)?.into_iter().sum());
         }

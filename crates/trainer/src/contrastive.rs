@@ -24,8 +24,6 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use t5::Pooling;
 
-use crate::error::{Error, Result};
-
 /// A loss of vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -97,7 +95,53 @@ pub struct ContrastiveStats {
     pub accuracy: f64,
 }
 
+/// How well the anchors of some rows find their own positives among all positives and negatives, by cosine.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Retrieval {
+    /// The mean loss, of as many rows at a time as a step has.
+    pub loss: f64,
+    /// The share of rows whose positive is the first, and among the first ten.
+    pub recall: [f64; 2],
+    /// The mean of 1 / rank, and 0 beyond the tenth.
+    pub mrr: f64,
+    /// The mean of 1 / log2(1 + rank), and 0 beyond the tenth.
+    pub ndcg: f64,
+}
+
 impl Contrastive {
+    /// The scores of rows by the vectors of their texts (T, D), as [`Contrastive::of_batch`] takes them. Of equal cosines, the first comes first.
+    pub fn retrieval(&self, vectors: &[f64], width: usize, rows_of_a_step: usize) -> Retrieval {
+        let of_a_row = self.texts_of_a_row();
+        let rows = self.rows(vectors.len() / width.max(1));
+        let mut scores = Retrieval::default();
+        for step in vectors.chunks(rows_of_a_step.max(1) * of_a_row * width) {
+            scores.loss += self.of_batch(step, width).0.loss * self.rows(step.len() / width) as f64 / rows as f64;
+        }
+        let lengths: Vec<f64> = vectors.chunks(width).map(|vector| dot(vector, vector).sqrt().max(1e-12)).collect();
+        let cosine = |one: usize, other: usize| {
+            let of = |text: usize| &vectors[text * width..][..width];
+            dot(of(one), of(other)) / (lengths[one] * lengths[other])
+        };
+        for row in 0..rows {
+            let (anchor, own) = (row * of_a_row, row * of_a_row + 1);
+            let score = cosine(anchor, own);
+            let candidates = (0..rows * of_a_row).filter(|text| text % of_a_row != 0 && *text != own);
+            let before = candidates.filter(|&text| {
+                let other = cosine(anchor, text);
+                other > score || other == score && text < own
+            });
+            let rank = 1.0 + before.count() as f64;
+            let share = 1.0 / rows as f64;
+            scores.recall[0] += if rank <= 1.0 { share } else { 0.0 };
+            if rank <= 10.0 {
+                scores.recall[1] += share;
+                scores.mrr += share / rank;
+                scores.ndcg += share / (1.0 + rank).log2();
+            }
+        }
+        scores
+    }
+
     /// The texts of a row.
     pub fn texts_of_a_row(&self) -> usize {
         if self.has_negatives { 3 } else { 2 }
@@ -106,23 +150,6 @@ impl Contrastive {
     /// The bytes of the vectors of so many texts, and of their gradients, while a loss is computed.
     pub fn bytes(&self, texts: usize, width: usize) -> u64 {
         (4 * texts * width * size_of::<f64>()) as u64
-    }
-
-    /// # Errors
-    /// [`Error::InvalidOption`] naming the first invalid one.
-    pub(crate) fn validate(&self) -> Result<()> {
-        let refused =
-            |key: &'static str, expected: &'static str, got: String| Err(Error::invalid_option(key, expected, got));
-        if !(self.temperature.is_finite() && self.temperature > 0.0) {
-            return refused("embedding.temperature", "a finite number above 0", self.temperature.to_string());
-        }
-        if !(self.margin.is_finite() && self.margin >= 0.0) {
-            return refused("embedding.margin", "a finite number from 0 up", self.margin.to_string());
-        }
-        if self.loss == ContrastiveLoss::Triplet && !self.has_negatives {
-            return refused("embedding.loss", "`mnr` for rows without a negative text", self.loss.name().to_owned());
-        }
-        Ok(())
     }
 
     /// The loss of a batch, and its gradient by each vector. `vectors` (T, D) has the texts of one row after the other: anchor, positive, and
@@ -294,12 +321,19 @@ mod tests {
     }
 
     #[test]
-    fn options_of_contrastive_losses_are_refused_by_name() {
-        let refused = |of: Contrastive| of.validate().unwrap_err().to_string();
-        assert!(refused(Contrastive { temperature: 0.0, ..Contrastive::default() }).contains("embedding.temperature"));
-        assert!(refused(Contrastive { margin: f64::NAN, ..Contrastive::default() }).contains("embedding.margin"));
-        let triplet = Contrastive { loss: ContrastiveLoss::Triplet, ..Contrastive::default() };
-        assert!(refused(triplet.clone()).contains("without a negative text"));
-        Contrastive { has_negatives: true, ..triplet }.validate().expect("a row has three texts");
+    fn ranks_of_own_positives_are_counted_with_the_first_of_equal_ones_first() {
+        let third = 1.0 / 3.0;
+        // The anchors find their positives in places 1, 2 and 1.
+        let texts = [[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [-1.0, 0.2], [1.0, 2.0], [0.5, 1.0]];
+        let found = Contrastive::default().retrieval(texts.as_flattened(), 2, 2);
+        assert!((found.recall[0] - 2.0 * third).abs() < 1e-12 && (found.recall[1] - 1.0).abs() < 1e-12, "{found:?}");
+        assert!((found.mrr - 2.5 * third).abs() < 1e-12, "{found:?}");
+        assert!((found.ndcg - third * (2.0 + 1.0 / 3_f64.log2())).abs() < 1e-12, "{found:?}");
+        let all_equal = Contrastive::default().retrieval(&[1.0; 12], 2, 8);
+        assert_eq!(all_equal.recall, [third, 1.0]);
+        assert!((all_equal.mrr - third * (1.0 + 0.5 + third)).abs() < 1e-12);
+        let ndcg = third * (1.0 + 1.0 / 3_f64.log2() + 0.5);
+        assert!((all_equal.ndcg - ndcg).abs() < 1e-12);
+        assert!((all_equal.loss - 3_f64.ln()).abs() < 1e-12);
     }
 }

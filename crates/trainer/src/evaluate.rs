@@ -3,7 +3,8 @@
 //! Invariants:
 //! * Token-weighted: losses and token counts are summed over all batches and divided once, so each token has the same weight
 //!   in a batch of short answers as in any other. Scores of answers are the corpus's.
-//! * Streaming: only counters and the first few examples of a batch are kept. No dropout; parameters are only read.
+//! * Streaming: only counters and the first few examples of a batch are kept, and the vectors of an encoder, which are compared with each
+//!   other. No dropout; parameters are only read.
 //!
 //! ```no_run
 //! # fn example(model: &t5::T5, sources: Vec<Vec<u32>>, targets: Vec<Vec<u32>>) -> Result<(), trainer::Error> {
@@ -16,15 +17,20 @@
 //! # }
 //! ```
 
-use t5::{Answer, EvalContext, GenerateOptions, Labels, T5, Watch};
+mod computed;
+
+use t5::{Answer, EvalContext, GenerateOptions, Labels, StepContext, T5, Watch};
 use t5_ops::IGNORED_LABEL;
 use text_metrics::labels::Labels as LabelCounts;
 use text_metrics::{Metric, RowScores, Scores, Settings};
 
+use crate::contrastive::Contrastive;
 use crate::error::{Error, Result};
 use crate::preference::{Pair, Preference};
+use crate::texts::{self, Texts};
 use crate::trainer::{Batch, gather};
 use crate::{micro_batches, pairs};
+pub use computed::Computed;
 
 /// Options of an evaluation.
 #[derive(Clone, Debug)]
@@ -47,6 +53,8 @@ pub struct EvaluateOptions {
     pub preference: Option<Preference>,
     /// The labels of a classifier, whose answers are labels.
     pub labels: Option<Labels>,
+    /// The loss of vectors, for an encoder, which has neither answers nor a loss of tokens.
+    pub contrastive: Option<Contrastive>,
 }
 
 impl Default for EvaluateOptions {
@@ -61,6 +69,7 @@ impl Default for EvaluateOptions {
             wrong_examples: false,
             preference: None,
             labels: None,
+            contrastive: None,
         }
     }
 }
@@ -121,6 +130,8 @@ pub struct EvaluationReport {
     pub generation: Option<GenerationReport>,
     /// The log-probabilities of right and rejected answers, if they were compared.
     pub pairs: Vec<Pair>,
+    /// The vectors of the rows' texts, one after the other, if the model makes vectors.
+    pub vectors: Vec<f64>,
 }
 
 /// Scores of generated answers.
@@ -143,17 +154,6 @@ impl GenerationReport {
     }
 }
 
-/// The model's results for a batch: all that an evaluation needs.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Computed {
-    /// Sums of token losses, one for each micro-batch.
-    pub losses: Vec<f64>,
-    /// An answer to each sample, where answers are generated.
-    pub answers: Vec<Answer>,
-    /// The log-probabilities of each sample's two answers, where they are compared.
-    pub pairs: Vec<Pair>,
-}
-
 /// An evaluation in progress.
 #[derive(Debug)]
 pub struct Evaluation {
@@ -164,6 +164,7 @@ pub struct Evaluation {
     scores: Scores,
     examples: Vec<Example>,
     pairs: Vec<Pair>,
+    vectors: Vec<f64>,
 }
 
 impl Evaluation {
@@ -177,6 +178,7 @@ impl Evaluation {
             samples: 0,
             examples: Vec::new(),
             pairs: Vec::new(),
+            vectors: Vec::new(),
         }
     }
 
@@ -229,6 +231,10 @@ impl Evaluation {
         if batch.targets.len() != sources || targets != sources {
             return Err(Error::BatchShape { sources, targets: targets.min(batch.targets.len()) });
         }
+        if let Some(contrastive) = &self.options.contrastive {
+            let vectors = self.vectors(model, contrastive, batch, interrupted)?;
+            return Ok(vectors.map(|vectors| Computed { vectors, ..Computed::default() }));
+        }
         let lengths = batch.sources.iter().zip(batch.targets).enumerate();
         let rejected = |sample: usize| batch.rejected.get(sample).map_or(0, Vec::len);
         let lengths: Vec<_> = lengths
@@ -237,7 +243,7 @@ impl Evaluation {
         let no_answer = Answer { ids: Vec::new(), score: None };
         let answers = if self.options.generate.is_some() { vec![no_answer; sources] } else { Vec::new() };
         let pairs = if self.options.preference.is_some() { vec![Pair::default(); sources] } else { Vec::new() };
-        let mut computed = Computed { losses: Vec::new(), answers, pairs };
+        let mut computed = Computed { answers, pairs, ..Computed::default() };
         for samples in micro_batches::cut(&lengths, self.options.micro_batch_samples.max(1)) {
             let loss = match self.options.preference {
                 None => self.loss(model, batch, &samples, interrupted)?,
@@ -277,10 +283,26 @@ impl Evaluation {
         self.target_tokens += batch.targets.iter().map(|target| t5::counted_labels(target)).sum::<u64>();
         self.samples += batch.sources.len() as u64;
         self.pairs.extend(&computed.pairs);
+        self.vectors.extend(&computed.vectors);
         // In the order of the batch, so that the examples do not depend on the cut.
         for (sample, answer) in computed.answers.iter().enumerate() {
             self.add_answer(batch, sample, answer, decode, show);
         }
+    }
+
+    /// The vectors of all texts of a batch. `None` when interrupted.
+    fn vectors(
+        &self,
+        model: &T5,
+        contrastive: &Contrastive,
+        batch: &EvaluationBatch,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<f64>>> {
+        let texts = Texts::of_rows(batch.sources, batch.targets, batch.rejected);
+        let cut = |lengths: &[(usize, usize)]| micro_batches::cut(lengths, self.options.micro_batch_samples.max(1));
+        let EvalContext { activations, loss_chunk_rows } = self.options.context;
+        let cx = StepContext::without_dropout(activations, loss_chunk_rows);
+        texts::vectors(model, contrastive.pooling, &texts.batch(), (&cut(&texts.lengths()), 0), &cx, interrupted)
     }
 
     /// The sum of token losses of a micro-batch. `None` when interrupted.
@@ -388,46 +410,8 @@ impl Evaluation {
             perplexity: loss.exp(),
             generation,
             pairs: self.pairs,
+            vectors: self.vectors,
         })
-    }
-}
-
-impl Computed {
-    /// Encodes the results as a message to other processes; see [`Computed::from_bytes`].
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = (self.losses.len() as u64).to_le_bytes().to_vec();
-        bytes.extend(self.losses.iter().flat_map(|loss| loss.to_le_bytes()));
-        bytes.extend((self.pairs.len() as u64).to_le_bytes());
-        bytes.extend(self.pairs.iter().flat_map(|pair| pair.numbers()).flat_map(f64::to_le_bytes));
-        for answer in &self.answers {
-            bytes.extend((answer.ids.len() as u64).to_le_bytes());
-            bytes.extend(answer.score.unwrap_or(f64::NAN).to_le_bytes());
-            bytes.extend(answer.ids.iter().flat_map(|id| u64::from(*id).to_le_bytes()));
-        }
-        bytes
-    }
-
-    /// Decodes a message of [`Computed::to_bytes`]. `None` for other bytes.
-    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let mut words = bytes.as_chunks().0.iter().copied();
-        let mut next = || words.next();
-        let losses = (0..u64::from_le_bytes(next()?)).map(|_| Some(f64::from_le_bytes(next()?)));
-        let losses = losses.collect::<Option<Vec<f64>>>()?;
-        let mut pairs = Vec::new();
-        for _ in 0..u64::from_le_bytes(next()?) {
-            let mut numbers = [0.0; Pair::NUMBERS];
-            for number in &mut numbers {
-                *number = f64::from_le_bytes(next()?);
-            }
-            pairs.push(Pair::of(numbers));
-        }
-        let mut answers = Vec::new();
-        while let Some(length) = next() {
-            let score = Some(f64::from_le_bytes(next()?)).filter(|score| !score.is_nan());
-            let ids = (0..u64::from_le_bytes(length)).map(|_| u32::try_from(u64::from_le_bytes(next()?)).ok());
-            answers.push(Answer { ids: ids.collect::<Option<_>>()?, score });
-        }
-        Some(Self { losses, answers, pairs })
     }
 }
 
@@ -482,23 +466,6 @@ mod tests {
                 .unwrap();
         }
         evaluation.finish().unwrap()
-    }
-
-    #[test]
-    fn what_a_model_says_arrives_as_it_was_sent() {
-        let answer = |ids: &[u32], score| Answer { ids: ids.to_vec(), score };
-        let answers = vec![answer(&[3, 5, 1], Some(-0.1)), answer(&[], None)];
-        for said in [
-            Computed {
-                losses: vec![0.1, f64::INFINITY],
-                answers,
-                pairs: vec![Pair { policy: [-1.5, -2.0], ..Pair::default() }],
-            },
-            Computed::default(),
-        ] {
-            assert_eq!(Computed::from_bytes(&said.to_bytes()), Some(said));
-        }
-        assert_eq!(Computed::from_bytes(&[9; 16]), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use candle_core::DType;
 use serde::{Deserialize, Serialize};
 use t5_ops::TokenLoss;
 
-use crate::contrastive::Contrastive;
+use crate::contrastive::{Contrastive, ContrastiveLoss};
 use crate::error::{Error, Result};
 use crate::groups::Group;
 use crate::optimizer::OptimizerOptions;
@@ -187,7 +187,7 @@ impl TrainerOptions {
             return Err(Error::invalid_option("train.label_smoothing", expected, self.label_smoothing));
         }
         self.validate_preference()?;
-        self.contrastive.as_ref().map_or(Ok(()), Contrastive::validate)?;
+        self.validate_contrastive()?;
         self.groups.iter().try_for_each(validate_group)?;
         if self.master_weights != MasterWeights::F32 && self.precision != Precision::Bf16 {
             let expected = "`f32` unless `train.precision` is `bf16`";
@@ -204,6 +204,22 @@ impl TrainerOptions {
             let expected =
                 "`constant` without warm-up beside `optimizer.relative_step = true`, which is a schedule of its own";
             return Err(Error::invalid_option("schedule.name", expected, self.schedule));
+        }
+        Ok(())
+    }
+
+    fn validate_contrastive(&self) -> Result<()> {
+        let Some(Contrastive { loss, temperature, margin, has_negatives, .. }) = self.contrastive else {
+            return Ok(());
+        };
+        if !(temperature.is_finite() && temperature > 0.0) {
+            return Err(Error::invalid_option("embedding.temperature", "a finite number above 0", temperature));
+        }
+        if !(margin.is_finite() && margin >= 0.0) {
+            return Err(Error::invalid_option("embedding.margin", "a finite number from 0 up", margin));
+        }
+        if loss == ContrastiveLoss::Triplet && !has_negatives {
+            return Err(Error::invalid_option("embedding.loss", "`mnr` for rows without a negative text", loss.name()));
         }
         Ok(())
     }
@@ -256,6 +272,11 @@ mod tests {
         check(&|o| o.grad_clip_norm = -1.0, "train.grad_clip_norm");
         check(&|o| o.z_loss = f64::NAN, "train.z_loss");
         check(&|o| o.label_smoothing = 1.0, "train.label_smoothing");
+        let contrastive = |of: Contrastive| move |o: &mut TrainerOptions| o.contrastive = Some(of.clone());
+        let usual = Contrastive::default;
+        check(&contrastive(Contrastive { temperature: 0.0, ..usual() }), "embedding.temperature");
+        check(&contrastive(Contrastive { margin: f64::NAN, ..usual() }), "embedding.margin");
+        check(&contrastive(Contrastive { loss: ContrastiveLoss::Triplet, ..usual() }), "embedding.loss");
         check(&|o| o.max_non_finite = 0, "train.max_non_finite_steps");
         check(&|o| o.schedule.warmup_steps = Some(10), "schedule.name");
         check(&|o| o.schedule.warmup_steps = Some(10), "got constant after 10 steps of warm-up");

@@ -2,7 +2,7 @@
 //!
 //! The texts of a row follow each other: anchor, positive, negative. Rows with a negative come as two samples with the same source.
 
-use t5::StepContext;
+use t5::{Pooling, StepContext, T5};
 
 use crate::contrastive::{Contrastive, ContrastiveStats};
 use crate::error::{Error, Result};
@@ -17,13 +17,30 @@ pub(crate) struct Texts {
 
 impl Texts {
     /// The texts of a batch of rows.
-    pub fn of(contrastive: &Contrastive, rows: &Batch) -> Texts {
+    fn of(contrastive: &Contrastive, rows: &Batch) -> Texts {
         let samples_of_a_row = contrastive.texts_of_a_row() - 1;
         let rows = rows.sources.chunks(samples_of_a_row).zip(rows.targets.chunks(samples_of_a_row));
         let sources: Vec<_> =
             rows.flat_map(|(sources, targets)| sources.iter().take(1).chain(targets)).cloned().collect();
+        Texts::new(sources)
+    }
+
+    fn new(sources: Vec<Vec<u32>>) -> Texts {
         let targets = vec![vec![0]; sources.len()];
         Texts { sources, targets }
+    }
+
+    /// The texts of rows; `negatives` has none, or one for each.
+    pub fn of_rows(anchors: &[Vec<u32>], positives: &[Vec<u32>], negatives: &[Vec<u32>]) -> Texts {
+        let rows = anchors.iter().zip(positives).enumerate();
+        let of_row =
+            |(row, (anchor, positive))| [Some(anchor), Some(positive), negatives.get(row)].into_iter().flatten();
+        Texts::new(rows.flat_map(of_row).cloned().collect())
+    }
+
+    /// The tokens of each text, for both stacks.
+    pub fn lengths(&self) -> Vec<(usize, usize)> {
+        self.sources.iter().map(|source| (source.len(), 1)).collect()
     }
 
     /// The batch of these texts.
@@ -32,33 +49,50 @@ impl Texts {
     }
 
     /// The numbers of texts that so many samples of rows have.
-    pub fn shards(contrastive: &Contrastive, shards: &[usize]) -> Vec<usize> {
+    fn shards(contrastive: &Contrastive, shards: &[usize]) -> Vec<usize> {
         let of_a_row = contrastive.texts_of_a_row();
         shards.iter().map(|samples| samples / (of_a_row - 1) * of_a_row).collect()
     }
 }
 
+/// The vectors of some texts, which `cut` divides into micro-batches, in their order, with the dropout of `cx`; `None` if `interrupted` returned
+/// true. `first` is the number of the first text in the whole batch.
+pub(crate) fn vectors(
+    model: &T5,
+    pooling: Pooling,
+    texts: &Batch,
+    (cut, first): (&[Vec<usize>], usize),
+    cx: &StepContext,
+    interrupted: &dyn Fn() -> bool,
+) -> Result<Option<Vec<f64>>> {
+    let width = model.config().d_model;
+    let mut vectors = vec![0.0; texts.sources.len() * width];
+    for samples in cut {
+        let micro_batch = gather(texts, samples, first, model)?;
+        let Some(made) = model.vectors_of_step(&micro_batch, pooling, cx, interrupted)? else { return Ok(None) };
+        for (&text, vector) in samples.iter().zip(made.chunks(width)) {
+            vectors[text * width..][..width].copy_from_slice(vector);
+        }
+    }
+    Ok(Some(vectors))
+}
+
 impl Trainer {
-    /// The vectors of the texts of this process, in their order, with the dropout of the step; `None` if `interrupted` returned true.
+    /// The texts of a batch of rows, and how many of them each of these shards has.
+    pub(crate) fn texts(&self, contrastive: &Contrastive, rows: &Batch, shards: &[usize]) -> (Texts, Vec<usize>) {
+        (Texts::of(contrastive, rows), Texts::shards(contrastive, shards))
+    }
+
+    /// [`vectors`] of this process's texts.
     pub(crate) fn vectors(
         &self,
         contrastive: &Contrastive,
         texts: &Batch,
-        (cut, first): (&[Vec<usize>], usize),
+        cut: (&[Vec<usize>], usize),
         cx: &StepContext,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<f64>>> {
-        let width = self.model().config().d_model;
-        let mut vectors = vec![0.0; texts.sources.len() * width];
-        for samples in cut {
-            let micro_batch = gather(texts, samples, first, self.model())?;
-            let made = self.model().vectors_of_step(&micro_batch, contrastive.pooling, cx, interrupted)?;
-            let Some(made) = made else { return Ok(None) };
-            for (&text, vector) in samples.iter().zip(made.chunks(width)) {
-                vectors[text * width..][..width].copy_from_slice(vector);
-            }
-        }
-        Ok(Some(vectors))
+        vectors(self.model(), contrastive.pooling, texts, cut, cx, interrupted)
     }
 
     /// The loss of the whole batch, and its gradient by each vector of this process. If the vectors of a process are an error, all processes

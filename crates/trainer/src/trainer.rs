@@ -40,7 +40,6 @@ use crate::options::{MasterWeights, TrainerOptions};
 use crate::parallel::{Parallel, Sharding, Share};
 use crate::state::TrainerState;
 use crate::stats::{Score, StepOutcome, StepStats};
-use crate::texts::Texts;
 use crate::update::{Update, Verdict};
 use crate::{freeze, groups, micro_batches, state};
 
@@ -247,10 +246,10 @@ impl Trainer {
         }
         let contrastive = self.options.contrastive.clone();
         let (rows, shards_of_rows) = (batch, shards);
-        let texts = contrastive.as_ref().map(|of| (Texts::of(of, batch), Texts::shards(of, shards)));
-        let of_texts = texts.as_ref().map(|(texts, _)| texts.batch());
-        let batch = of_texts.as_ref().unwrap_or(batch);
-        let shards = texts.as_ref().map_or(shards, |(_, shards)| shards);
+        let of_texts = contrastive.as_ref().map(|of| self.texts(of, batch, shards));
+        let texts = of_texts.as_ref().map(|(texts, _)| texts.batch());
+        let batch = texts.as_ref().unwrap_or(batch);
+        let shards = of_texts.as_ref().map_or(shards, |(_, shards)| shards);
         if plan.levers.micro_batch_samples == 0 {
             return Err(Error::invalid_option("memory.micro_batch_samples", "at least 1", 0));
         }
@@ -321,10 +320,13 @@ impl Trainer {
         };
         let pulled = match &contrastive {
             None => None,
-            Some(of) => match self.vectors(of, batch, (&cut, share.first_sample), &cx, &stops).transpose() {
-                None => return Ok(StepOutcome::Interrupted),
-                Some(mine) => Some(self.pull(of, mine.map_err(Error::before_any_change))?),
-            },
+            Some(of) => {
+                let cut = (&cut[..], share.first_sample);
+                match self.vectors(of, batch, cut, &cx, &stops).transpose() {
+                    None => return Ok(StepOutcome::Interrupted),
+                    Some(mine) => Some(self.pull(of, mine.map_err(Error::before_any_change))?),
+                }
+            }
         };
         match plan.levers.layer_major {
             // An interrupted step may have left part of a gradient.

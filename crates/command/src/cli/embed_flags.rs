@@ -29,10 +29,10 @@ pub struct EmbedArgs {
     /// Text before each text
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub source_prefix: String,
-    /// How the vectors of a text's tokens become one
-    #[arg(long, value_enum, default_value_t = Pooling::Mean)]
-    pub pooling: Pooling,
-    /// Divide each vector by its length
+    /// How the vectors of a text's tokens become one [default: the model's own (modules.json), or mean]
+    #[arg(long, value_enum)]
+    pub pooling: Option<Pooling>,
+    /// Divide each vector by its length, even if the model's modules.json does not say so
     #[arg(long)]
     pub normalize: bool,
     /// File of the vectors, in the order of the texts: .npy, .parquet or .jsonl

@@ -177,8 +177,21 @@ fn apply_run<'a>(values: &mut Values, trained: impl Iterator<Item = &'a Path>, d
     let defaults = Values::defaults();
     let decodes =
         |name: &str| name.starts_with("generation.") && of_run.setting(name).value != defaults.setting(name).value;
-    let is_wanted =
-        |name: &str| ALSO.contains(&name) || is_of_preference(name) || decodes(name) || has_columns && is_column(name);
+    // A model says its task, except an encoder: what its vectors are compared by.
+    let has_vectors = of_run.text("task.name").is_some_and(|name| name == "embedding");
+    // Their loss depends on the number of texts that are compared.
+    const OF_VECTORS: [&str; 4] =
+        ["task.name", "train.batch_size", "train.batch_size_per_device", "train.gradient_accumulation_steps"];
+    let is_of_vectors = |name: &str| has_vectors && (OF_VECTORS.contains(&name) || name.starts_with("embedding."));
+    let is_of_task = |name: &str| ALSO.contains(&name) || is_of_preference(name) || is_of_vectors(name);
+    let is_wanted = |name: &str| is_of_task(name) || decodes(name) || has_columns && is_column(name);
+    if has_vectors && !has_columns && of_run.text("data.negative_column").is_some() {
+        values.set(
+            "data.negative_column",
+            Value::String("rejected".to_owned()),
+            Origin::Run("the run of the model"),
+        )?;
+    }
     for key in KEYS.iter().filter(|key| is_wanted(key.name)) {
         let value = of_run.setting(key.name).value.clone();
         values.set(key.name, value, Origin::Run("the run of the model"))?;

@@ -39,6 +39,8 @@ pub struct Reading {
     pub longest: [usize; 2],
     /// The ids that begin, end and pad a text, and the files that say so.
     pub ids: Ids,
+    /// Whether the texts of a row have vectors, instead of one being made of the other.
+    pub is_of_vectors: bool,
     /// What the tokenizer does not hold, of a sample of the rows.
     pub survival: Option<(Survival, u64)>,
 }
@@ -222,7 +224,7 @@ pub fn task(config: &Config, model: &t5::Config) -> Task {
 /// The labels of a run's rows, in the order of their indices; none: the task has none. A model's own labels stay, if the rows have no others.
 fn labels_of(config: &Config, model: &t5::Config, train: &Part) -> Outcome<Vec<String>> {
     let task = task(config, model);
-    if matches!(task, Task::TextToText | Task::Regression) {
+    if matches!(task, Task::TextToText | Task::Regression | Task::Embedding) {
         return Ok(Vec::new());
     }
     let own = model.head.labels().filter(|_| Task::of(&model.head) == task);
@@ -250,6 +252,7 @@ pub fn chosen(columns: &Columns) -> Chosen {
         has_labels: of.has_labels,
         label: of.label,
         is_of_words: false,
+        is_of_vectors: false,
     }
 }
 
@@ -291,7 +294,12 @@ impl Reading {
         }
         let data = &config.data;
         let task = task(config, model);
-        if task != Task::TextToText && (is_text || data.chosen.preference.is_some()) {
+        if task == Task::Embedding && (is_text || config.embedding.is_none()) {
+            return Err(Failure::unusable("an encoder is trained on texts that belong together: a query and a positive text in each row")
+                .hint("`--set task.name=embedding`, with `data.prompt_column` and `data.response_column` if they have other names"));
+        }
+        let has_labels = !matches!(task, Task::TextToText | Task::Embedding);
+        if has_labels && (is_text || data.chosen.preference.is_some()) {
             return Err(Failure::unusable("the training files have no labels, which `task.name` asks for")
                 .hint("name the columns with `data.prompt_column` and `data.response_column`"));
         }
@@ -320,7 +328,9 @@ impl Reading {
                 Objective::Labelled { prompt_column: next(), completion_column: next(), label_column: next() }
             }
             false => match task {
-                Task::TextToText => Objective::TextToText { prompt_column: next(), response_column: next() },
+                Task::TextToText | Task::Embedding => {
+                    Objective::TextToText { prompt_column: next(), response_column: next() }
+                }
                 Task::TokenClassification => {
                     Objective::LabelsOfWords { words_column: next(), labels_column: next(), labels }
                 }
@@ -347,6 +357,7 @@ impl Reading {
             truncation_side: tokenizer.truncation_side().unwrap_or_default(),
             longest: [data.max_source_tokens, data.max_target_tokens],
             ids,
+            is_of_vectors: task == Task::Embedding,
             survival: None,
         })
     }
@@ -357,6 +368,7 @@ impl Reading {
             Objective::Labels { labels, .. } if labels.is_empty() => t5::Head::Sequence(t5::Labels::number()),
             Objective::Labels { labels, .. } => t5::Head::Sequence(t5::Labels::named(labels.clone())),
             Objective::LabelsOfWords { labels, .. } => t5::Head::Tokens(t5::Labels::named(labels.clone())),
+            _ if self.is_of_vectors => t5::Head::Encoder,
             _ => t5::Head::Language,
         }
     }

@@ -71,8 +71,7 @@ pub fn prepare(
         return Err(Failure::usage("`data.tasks`: only tasks of `task.name = \"text-to-text\"` are mixed")
             .hint("train a classifier on one list of files: `data.train`"));
     }
-    let is_of_words = task == Task::TokenClassification;
-    let Files { train, validation, left, of_tasks, unpacked } = files(config, is_of_words, wanted.purpose, wanted.say)?;
+    let Files { train, validation, left, of_tasks, unpacked } = files(config, task, wanted.purpose, wanted.say)?;
     let has_validation = validation.is_some();
     let reading = Reading::of(config, (model, tokenizer), train, validation, left)?;
     evaluating::check(config, has_validation || config.data.validation_split.is_some())?;

@@ -7,6 +7,7 @@ use memory_policy::{Probe, SystemProbe};
 use row_files::{Chosen, Conversion, Encoding, Quoting, ReadOptions};
 
 use crate::config::Config;
+use crate::config::task::Task;
 use crate::data::data_files;
 use crate::data::reading::{self, Part};
 use crate::data::splits::{self, Purpose};
@@ -31,7 +32,7 @@ pub struct Files {
 }
 
 /// The files that the config names.
-pub fn files(config: &Config, is_of_words: bool, purpose: Purpose, say: fn(&str)) -> Outcome<Files> {
+pub fn files(config: &Config, task: Task, purpose: Purpose, say: fn(&str)) -> Outcome<Files> {
     let (label, mut unpacked) = (config.label_of_rows(), Unpacked::default());
     let mut convert = |originals: &[PathBuf], chosen: &Chosen, options: &ReadOptions| -> Outcome<Conversion> {
         let files = unpacked.files(originals, say)?;
@@ -48,7 +49,8 @@ pub fn files(config: &Config, is_of_words: bool, purpose: Purpose, say: fn(&str)
         return Ok(Files { train, validation, left: Vec::new(), of_tasks: Some([of_train, of_validation]), unpacked });
     }
     let mut chosen = reading::chosen(&config.data.chosen);
-    chosen.is_of_words = is_of_words;
+    chosen.is_of_words = task == Task::TokenClassification;
+    chosen.is_of_vectors = task == Task::Embedding;
     let groups = data_files::groups(label, &config.data.train)?;
     if let (Purpose::Training, Some(file)) = (purpose, splits::trains_on(&groups)) {
         report::warn(&format!(

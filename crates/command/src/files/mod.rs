@@ -5,3 +5,4 @@ pub mod disk;
 pub mod metrics;
 pub mod outputs;
 pub mod run_dir;
+pub mod sentence_transformers;

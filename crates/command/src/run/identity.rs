@@ -41,6 +41,9 @@ pub fn identity(config: &Config, opened: &Opened, sources: &Sources) -> Value {
     if let Some(preference) = &config.preference {
         identity["model"]["preference.loss"] = json!(preference.loss.name());
     }
+    if let Some(embedding) = &config.embedding {
+        identity["model"]["embedding"] = json!(embedding);
+    }
     // Checkpoints from before there were two sides do not name theirs.
     if opened.reading.truncation_side == Side::Left {
         identity["data"]["data.truncation_side"] = json!("left");

@@ -11,12 +11,14 @@ use memory_policy::Bytes;
 use parquet_dataset::{Dataset, DatasetOptions, Residency};
 use run_plan::model::{check_trainable, fitted};
 use t5::peft::AdapterDirectory;
+use trainer::contrastive::Contrastive;
 
 use crate::config::{Config, Origin, paths};
 use crate::data::reading::{self, Reading, RowData};
 use crate::data::tasks;
 use crate::data::unpacked::Unpacked;
 use crate::failure::{Failure, Outcome};
+use crate::files::sentence_transformers::Modules;
 use crate::machine::device;
 use crate::machine::device::DeviceBaseline;
 use crate::machine::stages::{self, Stages};
@@ -106,6 +108,9 @@ impl Opened {
             rows((&model, &tokenizer))?;
         stages.ends_within(stages::FILES, bytes_to_convert.map(Bytes))?;
         model = model.with_head(reading.head())?.saving_classifier();
+        if let (Some(of), Some(directory)) = (&config.embedding, &init_from) {
+            warn_of_other_vectors(of, directory)?;
+        }
         let stored = match (&init_from, &model.lora) {
             (Some(directory), Some(_)) => {
                 model.stored = stored_dtypes(&device, directory, &model)?;
@@ -239,6 +244,24 @@ fn model_config(config: &Config, init_from: Option<&Path>, tokenizer: &Tokenizer
         })
     })?;
     Ok(model)
+}
+
+/// Warns of vectors that are made in another way than the model's own files say.
+fn warn_of_other_vectors(of: &Contrastive, directory: &Path) -> Outcome<()> {
+    let Some(modules) = Modules::read(directory)? else { return Ok(()) };
+    let [own, now] = [(modules.pooling, modules.normalizes), (of.pooling, of.normalizes)];
+    if own != now {
+        let settings = |(pooling, normalizes): (t5::Pooling, bool)| {
+            format!("embedding.pooling={} and embedding.normalize={normalizes}", pooling.name())
+        };
+        report::warn(&format!(
+            "{} was trained with `{}`; this run has `{}`",
+            directory.display(),
+            settings(own),
+            settings(now)
+        ));
+    }
+    Ok(())
 }
 
 /// The model's config as far as it is known without data: a preset keeps its own vocabulary if there is no tokenizer.

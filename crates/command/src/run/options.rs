@@ -30,6 +30,7 @@ pub fn evaluation(config: &Config, opened: &Opened, plan: &Plan) -> Settings {
         wrong_examples: false,
         preference: config.preference,
         labels: opened.model.head.labels().cloned(),
+        contrastive: config.embedding.clone().map(|of| (of, config.train.batch_size)),
         loader: open::loader_options(config, opened),
     }
 }
@@ -41,7 +42,9 @@ fn metrics(config: &Config, head: &Head) -> Vec<Metric> {
     let are_spans = |labels: &Labels| labels.names.iter().any(|name| name.starts_with("B-") || name.starts_with("I-"));
     match head {
         _ if !is_default => config.train.eval_metrics.clone(),
-        Head::Language | Head::Encoder => config.train.eval_metrics.clone(),
+        Head::Language => config.train.eval_metrics.clone(),
+        // Vectors are scored by what they find.
+        Head::Encoder => Vec::new(),
         Head::Sequence(labels) if labels.is_number => vec![Metric::Pearson, Metric::Spearman],
         Head::Tokens(labels) if are_spans(labels) => vec![Metric::Accuracy, Metric::SpanF1],
         Head::Sequence(_) | Head::Tokens(_) => vec![Metric::Accuracy, Metric::MacroF1],

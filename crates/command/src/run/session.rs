@@ -225,6 +225,9 @@ impl Session {
         if let Some(preference) = &stats.preference {
             evaluation::preference_json(preference, &mut line);
         }
+        if let Some(contrastive) = &stats.contrastive {
+            line["in_batch_accuracy"] = json!(number(contrastive.accuracy));
+        }
         if self.plan.step.levers.repeats {
             line["graph_micro_batches"] = json!(stats.graph_micro_batches);
         }

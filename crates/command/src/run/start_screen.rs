@@ -61,6 +61,14 @@ fn data(config: &Config, opened: &Opened) -> String {
     });
     let data = &config.data;
     let task = match &opened.reading.objective {
+        Objective::TextToText { prompt_column, response_column } if opened.reading.is_of_vectors => {
+            format!("vectors of `{prompt_column}` near those of `{response_column}`")
+        }
+        Objective::Preference { prompt_column, chosen_column, rejected_column } if opened.reading.is_of_vectors => {
+            format!(
+                "vectors of `{prompt_column}` near those of `{chosen_column}`, and far from those of `{rejected_column}`"
+            )
+        }
         Objective::TextToText { prompt_column, response_column } => format!("`{prompt_column}` to `{response_column}`"),
         Objective::Preference { prompt_column, chosen_column, rejected_column } => {
             format!("`{prompt_column}` to `{chosen_column}` over `{rejected_column}`")

@@ -79,7 +79,14 @@ fn next(run: &Session, model: &Path) -> Vec<String> {
     // A classifier makes no text.
     let makes_text = run.opened.model.head.is_language();
     let generate = makes_text.then(|| format!("{program} generate {answering} --prompt {prompt}"));
-    let mut commands: Vec<String> = generate.into_iter().collect();
+    let embed = reading.is_of_vectors.then(|| {
+        let part = reading.validation.as_ref().unwrap_or(&reading.train);
+        let column = part.conversion.kinds().next().and_then(|(_, pairing)| pairing.columns().into_iter().next());
+        let column = column.map(|column| format!(" --text-column {}", quoted_text(&column.name))).unwrap_or_default();
+        let (input, vectors) = (quoted(&part.originals[0]), quoted(&config.run.output_dir.join("vectors.npy")));
+        format!("{program} embed {answering} --input {input}{column} --output {vectors}")
+    });
+    let mut commands: Vec<String> = generate.into_iter().chain(embed).collect();
     // `eval` takes the columns from the run, and rows that were split off are parquet.
     let text = settings_of_text(config);
     let of_rows = reading.validation.as_ref().map_or("", |_| text.as_str());
@@ -87,6 +94,7 @@ fn next(run: &Session, model: &Path) -> Vec<String> {
     let output = &config.run.output_dir;
     commands.push(match of_adapter {
         Some(_) => format!("{program} merge {answering} --output {}", quoted(&output.join("merged"))),
+        None if reading.is_of_vectors => return commands,
         None => {
             let tuned = quoted(&unused_beside(output));
             let columns = settings_of_columns(config);
@@ -171,7 +179,14 @@ fn before_and_after(first: &Value, last: &Value) -> String {
     for name in ["loss", "perplexity"] {
         let _ = writeln!(text, "{:<18}{:>12}{:>12}", format!("  {name}"), plain(&first[name]), plain(&last[name]));
     }
-    for (name, title) in [("preference_loss", "preference loss"), ("rewards/accuracies", "chosen preferred")] {
+    for (name, title) in [
+        ("preference_loss", "preference loss"),
+        ("rewards/accuracies", "chosen preferred"),
+        ("recall@1", "recall@1"),
+        ("recall@10", "recall@10"),
+        ("mrr@10", "MRR@10"),
+        ("ndcg@10", "NDCG@10"),
+    ] {
         if last[name].is_number() {
             let _ = writeln!(text, "{:<18}{:>12}{:>12}", format!("  {title}"), plain(&first[name]), plain(&last[name]));
         }

@@ -14,6 +14,7 @@ use crate::data::splits::Purpose;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::files::disk::FileUse;
 use crate::files::run_dir::RunDir;
+use crate::files::sentence_transformers::Modules;
 use crate::machine::ledger::Ledger;
 use crate::machine::processes::{OptionalGroup, Processes};
 use crate::run::resume::{checkpoint_to_resume, is_finished};
@@ -188,6 +189,11 @@ fn finish(run: &mut Session) -> Outcome<()> {
             run.checkpoint_path()
         }
     };
+    if let (Some(of), None) = (&run.config.embedding, &run.opened.model.lora) {
+        let max_tokens = Some(run.config.data.max_source_tokens);
+        let modules = Modules { pooling: of.pooling, normalizes: of.normalizes, max_tokens };
+        modules.write(&run.run.model(&run.opened.model), run.opened.model.d_model)?;
+    }
     run.keep_evaluation(best.as_ref())?;
     run.run.finish(run.trainer.step_count(), run.history())?;
     let early = run.ends_early().filter(|_| !run.trainer.is_done());

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use t5::{EvalContext, GenerateOptions, T5};
 use text_metrics::Metric;
 use text_metrics::labels::Labels;
+use trainer::contrastive::{Contrastive, Retrieval};
 use trainer::evaluate::{Answered, Computed, EvaluateOptions, Evaluation, EvaluationBatch, EvaluationReport, Example};
 use trainer::preference::{Preference, PreferenceStats};
 
@@ -51,6 +52,8 @@ pub struct Settings {
     pub preference: Option<Preference>,
     /// The labels of a classifier.
     pub labels: Option<t5::Labels>,
+    /// The loss of vectors, of as many rows at a time.
+    pub contrastive: Option<(Contrastive, usize)>,
     /// The stream of rows: objective, lengths, bad rows. Order, epochs and batch size are set here.
     pub loader: LoaderOptions,
 }
@@ -82,6 +85,8 @@ pub struct Figures {
     pub examples: Vec<Example>,
     /// Right answers beside rejected ones.
     pub preference: Option<PreferenceStats>,
+    /// How well vectors find each other.
+    pub retrieval: Option<Retrieval>,
 }
 
 /// Callbacks of an evaluation, and the processes that share it.
@@ -305,13 +310,14 @@ impl Settings {
         EvaluateOptions {
             micro_batch_samples: self.micro_batch_samples,
             context: EvalContext { activations: self.generate.activations, loss_chunk_rows: self.loss_chunk_rows },
-            generate: generate.then_some(self.generate),
+            generate: (generate && self.contrastive.is_none()).then_some(self.generate),
             metrics,
             settings: self.of_metrics,
             examples: self.examples,
             wrong_examples: self.wrong_examples,
             preference: self.preference,
             labels: self.labels.clone(),
+            contrastive: self.contrastive.as_ref().map(|(of, _)| of.clone()),
         }
     }
 
@@ -328,14 +334,14 @@ impl Settings {
             sources: &batch.sources[range.clone()],
             targets: &batch.targets[range.clone()],
             references: self.has_references().then(|| &batch.texts[range.clone()]),
-            rejected: if self.preference.is_some() { &batch.rejected[range.clone()] } else { &[] },
+            rejected: batch.rejected.get(range.clone()).unwrap_or_default(),
             labels: if batch.labels.is_empty() { &[] } else { &batch.labels[range.clone()] },
         }
     }
 
     /// Whether a row's last text is the reference itself. A span-corruption target is not a text.
     fn has_references(&self) -> bool {
-        self.loader.objective.is_of_texts()
+        self.loader.objective.is_of_texts() && self.contrastive.is_none()
     }
 }
 
@@ -351,6 +357,12 @@ impl Figures {
         let loss = (loss_sum(&generated) + loss_sum(scored)) / target_tokens as f64;
         let pairs = [generated.pairs.as_slice(), &scored.pairs].concat();
         let preference = settings.preference.filter(|_| !pairs.is_empty()).map(|of| of.of_batch(&pairs).1);
+        let vectors = [generated.vectors.as_slice(), &scored.vectors].concat();
+        let rows = (generated.samples + scored.samples).max(1) as usize;
+        let retrieval = settings.contrastive.as_ref().filter(|_| !vectors.is_empty()).map(|(of, rows_of_a_step)| {
+            of.retrieval(&vectors, vectors.len() / (rows * of.texts_of_a_row()), *rows_of_a_step)
+        });
+        let loss = retrieval.map_or(loss, |of| of.loss);
         let (values, signatures, labels, examples) = match generated.generation {
             Some(answers) => (answers.values, answers.signatures, answers.labels, answers.examples),
             None => Default::default(),
@@ -368,6 +380,7 @@ impl Figures {
             labels,
             examples,
             preference,
+            retrieval,
         }
     }
 
@@ -395,6 +408,7 @@ impl Figures {
             labels: None,
             examples: tasks.iter().flat_map(|of| of.examples.iter().take(1).cloned()).collect(),
             preference: None,
+            retrieval: None,
         })
     }
 
@@ -428,6 +442,9 @@ impl Figures {
         if let Some((_, labels)) = self.labels.as_ref().and_then(class_scores::of) {
             json["classes"] = labels;
         }
+        for (name, value) in self.retrieval.iter().flat_map(retrieval_scores) {
+            json[name] = number(value);
+        }
         json
     }
 
@@ -438,6 +455,10 @@ impl Figures {
             .iter()
             .map(|metric| format!("  {} {}", metric.title(), metric.shown(self.value(*metric))))
             .collect();
+        if let Some(of) = &self.retrieval {
+            let scores = retrieval_scores(of).map(|(name, value)| format!("  {name} {value:.4}")).concat();
+            return format!("loss {:.4}{scores}  ({} rows)", self.loss, self.samples);
+        }
         let preference = self.preference.as_ref().map_or_else(String::new, |of| {
             let preferred = of.accuracy.map_or_else(String::new, |share| format!("preferred {:.1} %  ", 100.0 * share));
             format!("preference loss {:.4}  {preferred}", of.loss)
@@ -485,6 +506,11 @@ impl Figures {
         });
         lines.collect::<Vec<_>>().join("\n")
     }
+}
+
+/// The scores of vectors, by their names in events.
+fn retrieval_scores(of: &Retrieval) -> [(&'static str, f64); 4] {
+    [("recall@1", of.recall[0]), ("recall@10", of.recall[1]), ("mrr@10", of.mrr), ("ndcg@10", of.ndcg)]
 }
 
 /// Adds the numbers of a loss of preferences to an event, by TRL's names.

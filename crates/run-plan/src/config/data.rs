@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use trainer::preference::PreferenceLoss;
 
+use super::task::Task;
 use super::{Values, paths, required, size};
 
 /// `data.*`
@@ -83,7 +84,7 @@ pub struct Columns {
     pub target_lang: Option<String>,
     /// Whether each row has a single text rather than a pair.
     pub is_text: bool,
-    /// Columns of chosen and rejected answers, if the loss is one of preferences.
+    /// Columns of chosen and rejected answers, if the loss is one of preferences. Of vectors, the second is that of the negative texts.
     pub preference: Option<[Option<String>; 2]>,
     /// Whether rows have one answer and a label.
     pub has_labels: bool,
@@ -181,9 +182,14 @@ impl Data {
                 is_text: objective == Some(Objective::SpanCorruption),
                 has_labels: preference.is_some_and(PreferenceLoss::has_labels),
                 label: values.text("data.label_column"),
-                preference: preference
-                    .filter(|loss| !loss.has_labels())
-                    .map(|_| ["data.chosen_column", "data.rejected_column"].map(|key| values.text(key))),
+                preference: match (Task::from_values(values), preference.filter(|loss| !loss.has_labels())) {
+                    (Some(Task::Embedding), _) => {
+                        values.text("data.negative_column").map(|negative| [None, Some(negative)])
+                    }
+                    (_, loss) => {
+                        loss.map(|_| ["data.chosen_column", "data.rejected_column"].map(|key| values.text(key)))
+                    }
+                },
             },
             encoding: values.text("data.encoding"),
             has_quotes: values.text("data.quoting").map(|quoting| quoting == "all"),

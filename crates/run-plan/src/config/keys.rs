@@ -126,7 +126,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("model.base_precision", OneOf(&["int8", "nf4"]), NONE, "\"none\"", "quantise the frozen weights under an adapter, once, into OUTPUT/base-int8 or OUTPUT/base-nf4; none: use them as they are stored"),
     key("model.overrides", Table, &[], "{}", "config.json keys that override model.config, such as { num_layers = 4 }"),
 
-    key("task.name", OneOf(&["text-to-text", "classification", "regression", "token-classification"]), AUTO, "\"auto\"", "what the model makes of a source: text, a label, a number, or a label of each word; auto: that of model.init_from, or text-to-text"),
+    key("task.name", OneOf(&["text-to-text", "classification", "regression", "token-classification", "embedding"]), AUTO, "\"auto\"", "what the model makes of a source: text, a label, a number, a label of each word, or a vector; auto: that of model.init_from, or text-to-text"),
 
     key("data.train", Paths, &[], "[]", "training files: parquet, JSONL, JSON, CSV or TSV, plain, .gz or .zst; files, directories or globs; required"),
     key("data.validation", Paths, &[], "[]", "validation files, as data.train; empty: those that a directory of data.train names so, or no evaluation"),
@@ -136,6 +136,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("data.chosen_column", Name, AUTO, "\"auto\"", "with preference.loss: column of the chosen answers; auto: chosen"),
     key("data.rejected_column", Name, AUTO, "\"auto\"", "with preference.loss: column of the rejected answers; auto: rejected"),
     key("data.label_column", Name, AUTO, "\"auto\"", "with preference.loss=kto: column that says whether an answer is desirable; auto: label"),
+    key("data.negative_column", Name, NONE, "\"none\"", "with task.name=embedding: column of texts that do not belong to the query; none: the other texts of a step"),
     key("data.source_template", Name, AUTO, "\"auto\"", "source text from several columns, such as \"{subject}\\n{body}\"; {{ for a brace; instead of prompt_column"),
     key("data.target_template", Name, AUTO, "\"auto\"", "target text from several columns, as source_template"),
     key("data.source_lang", Name, AUTO, "\"auto\"", "language of the sources of rows with a column translation, such as en"),
@@ -203,6 +204,13 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("preference.gamma", Number(0.0, 1e9), AUTO, "\"auto\"", "simpo: by how much a chosen answer should lead; auto: 1"),
     key("preference.desirable_weight", Number(0.0, 1e9), &[], "1.0", "kto: weight of desirable answers"),
     key("preference.undesirable_weight", Number(0.0, 1e9), &[], "1.0", "kto: weight of the other answers"),
+
+    key("embedding.loss", OneOf(&["mnr", "triplet"]), &[], "\"mnr\"", "loss of vectors: mnr (multiple negatives ranking, InfoNCE) finds the positive among all texts of a step, triplet compares with the row's negative"),
+    key("embedding.temperature", Number(1e-6, 1e6), &[], "0.05", "mnr: cosines are divided by this; 0.05 is a scale of 20"),
+    key("embedding.margin", Number(0.0, 1e9), &[], "5.0", "triplet: by how much nearer a positive should be than a negative"),
+    key("embedding.pooling", OneOf(&["mean", "cls", "max", "last"]), &[], "\"mean\"", "how the vectors of a text's tokens become one: their mean, the first, the largest values, or the last"),
+    key("embedding.normalize", Switch, &[], "false", "scale each vector to length 1"),
+    key("embedding.sizes", Parts, &[], "[]", "Matryoshka: sizes that vectors may be cut to, the loss being summed over them"),
 
     key("optimizer.name", OneOf(&["adafactor", "adamw", "lion"]), AUTO, "\"auto\"", "auto: adafactor, or adamw for an adapter; with the semantics of transformers.optimization.Adafactor or torch.optim.AdamW; AdamW keeps two values of each parameter, Lion one"),
     key("optimizer.learning_rate", Number(0.0, 1e30), AUTO, "\"auto\"", "learning rate (one-cycle: the first; the peak is div_factor times it); auto: 1e-3, 1e-4 for Lion, or Adafactor's own with relative_step"),

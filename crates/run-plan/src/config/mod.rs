@@ -14,6 +14,7 @@
 pub mod aliases;
 mod batch_size;
 mod data;
+pub mod embedding;
 pub mod evaluating;
 pub mod generation;
 pub mod groups;
@@ -63,6 +64,8 @@ pub struct Config {
     pub optimizer: Optimizer,
     /// `task.name`; `None`: that of the model.
     pub task: Option<task::Task>,
+    /// `embedding.*`: the loss of vectors, if they are trained.
+    pub embedding: Option<trainer::contrastive::Contrastive>,
     /// `preference.*`: the loss of pairs of answers, if there is one.
     pub preference: Option<trainer::preference::Preference>,
     /// `schedule.*`
@@ -204,8 +207,11 @@ impl Config {
         }
     }
 
-    /// The samples of a step that a row gives: two where one answer is preferred to another.
+    /// The samples of a step that a row gives: two where one answer is preferred to another, and each text where texts have vectors.
     pub fn samples_of_a_row(&self) -> usize {
+        if let Some(of) = &self.embedding {
+            return of.texts_of_a_row();
+        }
         if self.preference.is_some_and(|of| !of.loss.has_labels()) { 2 } else { 1 }
     }
 
@@ -248,6 +254,7 @@ impl Config {
         let lora = lora::Adapter::from_values(&values)?;
         let optimizer = Optimizer::from_values(&values, lora.is_some())?;
         let preference = preference::from_values(&values);
+        let embedding = embedding::from_values(&values)?;
         let schedule = Schedule {
             name: values.text("schedule.name").unwrap_or_default(),
             warmup_steps: values.integer("schedule.warmup_steps"),
@@ -277,6 +284,7 @@ impl Config {
             lora,
             parallel,
             preference,
+            embedding,
             task: task::Task::from_values(&values),
             optimizer,
             schedule,
@@ -366,6 +374,7 @@ impl Config {
         evaluating::check(self, self.data.may_have_validation())?;
         parallel::check(self)?;
         preference::check(self)?;
+        embedding::check(self)?;
         Ok(())
     }
 }

@@ -15,6 +15,8 @@ pub enum Task {
     Regression,
     /// A label of each word.
     TokenClassification,
+    /// A vector.
+    Embedding,
 }
 
 impl Task {
@@ -24,6 +26,7 @@ impl Task {
             "classification" => Task::Classification,
             "regression" => Task::Regression,
             "token-classification" => Task::TokenClassification,
+            "embedding" => Task::Embedding,
             _ => Task::TextToText,
         })
     }
@@ -34,7 +37,8 @@ impl Task {
             Head::Sequence(Labels { is_number: true, .. }) => Task::Regression,
             Head::Sequence(_) => Task::Classification,
             Head::Tokens(_) => Task::TokenClassification,
-            Head::Language | Head::Encoder => Task::TextToText,
+            Head::Encoder => Task::Embedding,
+            Head::Language => Task::TextToText,
         }
     }
 
@@ -43,11 +47,12 @@ impl Task {
     pub fn head_like(self, head: &Head) -> Head {
         let labels = || Labels::named(vec!["LABEL_0".into(), "LABEL_1".into()]);
         match self {
-            _ if Task::of(head) == self && *head != Head::Encoder => head.clone(),
+            _ if Task::of(head) == self => head.clone(),
             Task::TextToText => Head::Language,
             Task::Classification => Head::Sequence(labels()),
             Task::Regression => Head::Sequence(Labels::number()),
             Task::TokenClassification => Head::Tokens(labels()),
+            Task::Embedding => Head::Encoder,
         }
     }
 }

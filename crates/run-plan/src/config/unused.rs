@@ -2,6 +2,7 @@
 //!
 //! A run with such a setting works, but does not what its user may expect. So the run names it.
 
+use trainer::contrastive::ContrastiveLoss;
 use trainer::preference::PreferenceLoss;
 
 use text_metrics::Metric;
@@ -41,6 +42,29 @@ const RULES: &[Rule] = &[
         ],
         has_effect: |config, _| config.preference.is_some(),
         why: "it is for rows with a chosen and a rejected answer, and `preference.loss` is \"none\"",
+    },
+    Rule {
+        keys: &[
+            "data.negative_column",
+            "embedding.loss",
+            "embedding.temperature",
+            "embedding.margin",
+            "embedding.pooling",
+            "embedding.normalize",
+            "embedding.sizes",
+        ],
+        has_effect: |config, _| config.embedding.is_some(),
+        why: "it is for `task.name = \"embedding\"`",
+    },
+    Rule {
+        keys: &["embedding.temperature"],
+        has_effect: |config, _| config.embedding.as_ref().is_none_or(|of| of.loss == ContrastiveLoss::Mnr),
+        why: "it is for `embedding.loss = \"mnr\"`",
+    },
+    Rule {
+        keys: &["embedding.margin"],
+        has_effect: |config, _| config.embedding.as_ref().is_none_or(|of| of.loss == ContrastiveLoss::Triplet),
+        why: "it is for `embedding.loss = \"triplet\"`",
     },
     Rule {
         keys: &["data.label_column", "preference.desirable_weight", "preference.undesirable_weight"],

@@ -5,14 +5,14 @@
 
 use super::GenerateOptions;
 use crate::config::Config;
-use crate::context::Noise;
+use crate::context::{Noise, StepContext};
 use crate::error::Result;
 use crate::layers::attention::Attention;
 use crate::layers::stack::Stack;
 use crate::micro_batch::MicroBatch;
 use crate::network::Network;
 use crate::ops::{Ops, Position};
-use crate::step::inference::{infer, without_dropout};
+use crate::step::inference::infer;
 use crate::step::schedule::Outline;
 
 /// Positions that a new cache has space for.
@@ -36,8 +36,13 @@ impl<T: Ops> Decoding<'_, T> {
         let GenerateOptions { max_new_tokens, activations, .. } = self.options;
         let rows_of_source = self.options.shape().rows;
         let events = Outline::inference(config, self.has_paged_weights).forward_only(false);
-        let encoder =
-            infer(self.network, &events, &without_dropout(activations, 1), std::slice::from_ref(&batch), interrupted)?;
+        let encoder = infer(
+            self.network,
+            &events,
+            &StepContext::without_dropout(activations, 1),
+            std::slice::from_ref(&batch),
+            interrupted,
+        )?;
         let Some(encoded) = encoder.and_then(|mut step| step.take_output()) else { return Ok(None) };
         let capacity = FIRST_CAPACITY.min(max_new_tokens);
         let samples = batch.ids(false).dims()[0];

@@ -311,7 +311,8 @@ impl Ops for Tensor {
             z: &Tensor,
             pooling: Pooling,
             (lengths, dvectors): (&[usize], &[f64]),
-            (values, narrow): (&dyn Fn(Tensor) -> Result<Vec<V>>, &dyn Fn(f64) -> V),
+            values: impl Fn(Tensor) -> Result<Vec<V>>,
+            narrow: impl Fn(f64) -> V,
         ) -> Result<Vec<V>> {
             let (samples, longest, width) = z.dims3()?;
             // Only the largest values are looked at.
@@ -327,14 +328,14 @@ impl Ops for Tensor {
         let of = (lengths, dvectors);
         let made = match self.dtype() {
             DType::F64 => {
-                let made = gradient(self, pooling, of, (&|z| Ok(z.to_vec1::<f64>()?), &|value| value))?;
+                let made = gradient(self, pooling, of, |z| Ok(z.to_vec1::<f64>()?), |value| value)?;
                 Tensor::from_vec(made, self.shape(), self.device())?
             }
             dtype => {
                 #[expect(clippy::cast_possible_truncation, reason = "activations are f32")]
                 let narrow = |value: f64| value as f32;
                 let values = |z: Tensor| Ok(z.to_dtype(DType::F32)?.to_vec1::<f32>()?);
-                let made = gradient(self, pooling, of, (&values, &narrow))?;
+                let made = gradient(self, pooling, of, values, narrow)?;
                 Tensor::from_vec(made, self.shape(), self.device())?.to_dtype(dtype)?
             }
         };

@@ -19,6 +19,7 @@ use crate::answers::prompts::{self, Inputs};
 use crate::cli::embed_flags::EmbedArgs;
 use crate::config::PricesFrom;
 use crate::failure::{Failure, Outcome};
+use crate::files::sentence_transformers::Modules;
 use crate::machine::device;
 use crate::machine::stages::{self, Stages};
 use crate::model::model_directory::{self, Adapted};
@@ -44,6 +45,11 @@ pub fn embed(flags: &EmbedArgs) -> Outcome<()> {
     if let Some(adapter) = &adapter {
         config = AdapterDirectory::open(adapter, &config)?.beside(&config)?;
     }
+    let modules = match flags.pooling {
+        Some(pooling) => Modules { pooling: pooling.into(), ..Modules::default() },
+        None => Modules::read(&directory)?.unwrap_or_default(),
+    };
+    let modules = Modules { normalizes: modules.normalizes || flags.normalize, ..modules };
     let tokenizer = model_directory::tokenizer(&directory)?;
     model_directory::check_size(&config, &tokenizer)?;
     stages.ends(stages::TOKENIZER)?;
@@ -77,7 +83,8 @@ pub fn embed(flags: &EmbedArgs) -> Outcome<()> {
     let begin = || VectorFile::begin(form, &flags.output, config.d_model);
     let file = stop.remove_at_end(begin, VectorFile::leftover)?;
     let most = (planned.plan.step.evaluation_samples, flags.max_source_tokens);
-    let mut embedding = Embedding { model: &model, flags, bytes, most, file, texts: 0, tokens: 0, cut: (0, None) };
+    let mut embedding =
+        Embedding { model: &model, flags, modules, bytes, most, file, texts: 0, tokens: 0, cut: (0, None) };
     let began = Instant::now();
     let mut waiting = Vec::with_capacity(window);
     for text in prompts::prompts(inputs, limits)? {
@@ -130,6 +137,7 @@ fn window_bytes(rows: usize, tokens: usize, width: usize) -> u64 {
 struct Embedding<'a> {
     model: &'a T5,
     flags: &'a EmbedArgs,
+    modules: Modules,
     bytes: AnswerBytes,
     /// The planned batch: its samples, and their tokens.
     most: (usize, usize),
@@ -166,7 +174,8 @@ impl Embedding<'_> {
         while let Some(&longest) = rest.first() {
             let (batch, later) = rest.split_at(self.samples(sources[longest].len()).min(rest.len()));
             let of_batch: Vec<&[u32]> = batch.iter().map(|&row| sources[row].as_slice()).collect();
-            let made = self.model.vectors(&of_batch, self.flags.pooling.into(), self.flags.normalize, activations)?;
+            let Modules { pooling, normalizes, .. } = self.modules;
+            let made = self.model.vectors(&of_batch, pooling, normalizes, activations)?;
             for (&row, vector) in batch.iter().zip(made.chunks(width)) {
                 vectors[row * width..][..width].copy_from_slice(vector);
             }

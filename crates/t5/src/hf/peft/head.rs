@@ -3,12 +3,8 @@
 //! PEFT's settings have a task, and its files the layers of a classifier. The names of labels are in no file of PEFT. Here the header of the
 //! tensors' file has them, with the keys of `config.json`.
 
-use std::path::Path;
-
 use serde_json::{Map, Value};
 
-use super::config::AdapterConfig;
-use super::weights::{self, AdapterDirectory};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::head::{Head, Labels};
@@ -45,28 +41,8 @@ pub(super) fn metadata(head: &Head) -> Vec<(&'static str, String)> {
     entries.map(|(key, value)| (key, value.as_str().map_or_else(|| value.to_string(), str::to_owned))).collect()
 }
 
-impl AdapterDirectory {
-    /// The model that the adapter in a directory was trained beside: `model` with the adapter's own head.
-    ///
-    /// # Errors
-    /// As [`AdapterConfig::read`] and [`Config::with_head`]; a damaged file.
-    pub fn model_below(directory: &Path, model: &Config) -> Result<Config> {
-        let directory = Self::find(directory)?;
-        let (config, reader) = (AdapterConfig::read(&directory)?, weights::open_tensors(&directory)?);
-        match head(&config, &reader, &model.head) {
-            Some(head) if head.labels().is_some_and(|labels| labels.names.is_empty()) => Err(Error::Directory {
-                path: reader.path().into(),
-                problem: format!("an adapter of a {}, without its classifier", head.architecture(model.family)),
-                hint: "name the classifier that it was trained beside as the model".into(),
-            }),
-            Some(head) => model.clone().with_head(head),
-            None => Ok(model.clone()),
-        }
-    }
-}
-
-/// The head of an adapter. `None`: its files do not say.
-pub(super) fn head(config: &AdapterConfig, reader: &Reader, of_model: &Head) -> Option<Head> {
+/// The head of an adapter of this task. `None`: its files do not say.
+pub(super) fn head(task: Option<&str>, reader: &Reader, of_model: &Head) -> Option<Head> {
     let rows =
         |tensor: &str| reader.shape(&format!("{}{tensor}", super::PREFIX)).and_then(|shape| shape.first().copied());
     let labels = |count: usize| {
@@ -86,7 +62,7 @@ pub(super) fn head(config: &AdapterConfig, reader: &Reader, of_model: &Head) -> 
     if let Some(count) = rows("classifier.weight") {
         return Some(Head::Tokens(labels(count)));
     }
-    let task = config.task.as_deref()?;
+    let task = task?;
     let (_, head) = TASKS.into_iter().find(|(known, _)| *known == task)?;
     // An adapter beside a classifier that has been trained already leaves that as it is.
     let has_own = head.labels().is_some() && head.module() == of_model.module();
@@ -94,8 +70,8 @@ pub(super) fn head(config: &AdapterConfig, reader: &Reader, of_model: &Head) -> 
 }
 
 /// Refuses an adapter of a model with another head. An encoder takes what the adapter has for encoders.
-pub(super) fn check(config: &AdapterConfig, reader: &Reader, model: &Config) -> Result<()> {
-    let Some(head) = head(config, reader, &model.head) else { return Ok(()) };
+pub(super) fn check(task: Option<&str>, reader: &Reader, model: &Config) -> Result<()> {
+    let Some(head) = head(task, reader, &model.head) else { return Ok(()) };
     let is_same = head.module() == model.head.module()
         && head.labels().map(|of| of.names.len()) == model.head.labels().map(|of| of.names.len());
     if is_same || model.head == Head::Encoder {

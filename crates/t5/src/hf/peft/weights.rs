@@ -36,7 +36,7 @@ pub struct AdapterDirectory {
 }
 
 /// The file of tensors in an adapter's directory.
-pub(super) fn open_tensors(directory: &Path) -> Result<Reader> {
+fn open_tensors(directory: &Path) -> Result<Reader> {
     let (safetensors, pytorch) = (directory.join(SAFETENSORS_FILE), directory.join(PYTORCH_FILE));
     match (safetensors.exists(), pytorch.exists()) {
         (true, _) => Reader::open(&safetensors),
@@ -59,13 +59,31 @@ impl AdapterDirectory {
         let directory = Self::find(directory)?;
         let config = AdapterConfig::read(&directory)?;
         let reader = open_tensors(&directory)?;
-        head::check(&config, &reader, model)?;
+        head::check(config.task.as_deref(), &reader, model)?;
         let layout = config.layout(model)?;
         let wrapped = format!("{PREFIX}{WRAPPED}");
         let prefix = if reader.names().iter().any(|name| name.starts_with(&wrapped)) { wrapped } else { PREFIX.into() };
         let adapter = AdapterDirectory { config, layout, reader, prefix };
         adapter.check(model)?;
         Ok(adapter)
+    }
+
+    /// The model that the adapter in a directory was trained beside: `model` with the adapter's own head.
+    ///
+    /// # Errors
+    /// As [`AdapterConfig::read`] and [`Config::with_head`]; a damaged file.
+    pub fn model_below(directory: &Path, model: &Config) -> Result<Config> {
+        let directory = Self::find(directory)?;
+        let (config, reader) = (AdapterConfig::read(&directory)?, open_tensors(&directory)?);
+        match head::head(config.task.as_deref(), &reader, &model.head) {
+            Some(head) if head.labels().is_some_and(|labels| labels.names.is_empty()) => Err(Error::Directory {
+                path: reader.path().into(),
+                problem: format!("an adapter of a {}, without its classifier", head.architecture(model.family)),
+                hint: "name the classifier that it was trained beside as the model".into(),
+            }),
+            Some(head) => model.clone().with_head(head),
+            None => Ok(model.clone()),
+        }
     }
 
     /// The name of a tensor in the file, by the model's own name for it.
