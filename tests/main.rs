@@ -24,6 +24,7 @@ mod export;
 mod finetune;
 mod flag_effects;
 mod flags;
+mod gemma;
 mod hostile_text;
 mod inference;
 mod jobs;

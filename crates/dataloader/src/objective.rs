@@ -159,8 +159,8 @@ pub(crate) struct Refused {
 
 /// An objective with everything computed that does not depend on a row.
 pub(crate) enum Prepared {
-    /// The limits, and the ids to put before every source and target. Of preferences too.
-    TextToText(SampleLimits, Vec<u32>),
+    /// The limits, and the ids to put before every source, and before every target. Of preferences too.
+    TextToText(SampleLimits, [Vec<u32>; 2]),
     SpanCorruption(span_corruption::Prepared),
     /// With the tokens that begin a source, and the labels.
     Labels(SampleLimits, Vec<u32>, Vec<String>),
@@ -178,7 +178,7 @@ impl Prepared {
         }
         Ok(match objective {
             Objective::TextToText { .. } | Objective::Preference { .. } | Objective::Labelled { .. } => {
-                Self::TextToText(limits, tokenizer.start_ids().to_vec())
+                Self::TextToText(limits, [tokenizer.start_ids(), tokenizer.target_start_ids()].map(<[u32]>::to_vec))
             }
             Objective::Labels { labels, .. } => Self::Labels(limits, tokenizer.start_ids().to_vec(), labels.clone()),
             Objective::LabelsOfWords { labels, .. } => {
@@ -232,9 +232,10 @@ impl Prepared {
     /// Makes the sample of one row from the tokens of its texts, which are in the order of [`Objective::columns`].
     pub fn sample(&self, ids: Vec<Vec<u32>>, key: Key) -> Sample {
         match self {
-            Self::TextToText(limits, start) => {
+            Self::TextToText(limits, [of_source, of_target]) => {
                 let mut ids = ids;
-                ids.iter_mut().for_each(|ids| drop(ids.splice(0..0, start.iter().copied())));
+                let starts = std::iter::once(of_source).chain(std::iter::repeat(of_target));
+                ids.iter_mut().zip(starts).for_each(|(ids, start)| drop(ids.splice(0..0, start.iter().copied())));
                 let mut ids = ids.into_iter();
                 let (Some(source), Some(target)) = (ids.next(), ids.next()) else {
                     unreachable!("a prompt and a response");

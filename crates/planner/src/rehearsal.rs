@@ -111,6 +111,7 @@ pub(crate) fn smallest(model: &t5::Config) -> t5::Config {
         decoder_start_token_id: 0,
         // The model's own files name tokens for answers that this vocabulary may not have.
         rest: t5::Rest::default(),
+        gemma: model.gemma.as_ref().map(|gemma| Box::new(gemma.smallest())),
         // Its weights are new, so there is no base to read.
         base_precision: None,
         stored: None,

@@ -14,6 +14,10 @@ impl Lora {
             let (origin, key) = ("adapter".to_owned(), format!("lora.{field}"));
             Err(Error::Config { origin, key, got, expected: expected.into() })
         };
+        if config.gemma.is_some() {
+            let got = format!("beside a `{}`", config.family.model_type());
+            return bad("rank", "nothing there: a T5Gemma is trained as a whole, without an adapter", got);
+        }
         let linears = linear_names(config);
         let names = linears.iter().map(String::as_str);
         if !(0.0..1.0).contains(&self.dropout) {

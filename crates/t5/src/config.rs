@@ -17,6 +17,7 @@
 //! assert_eq!(t5::ParameterSpec::all(&config).iter().map(|p| p.elements()).sum::<u64>(), 60_506_624);
 //! ```
 
+pub(crate) mod gemma;
 mod reader;
 mod token_ids;
 
@@ -30,6 +31,7 @@ use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::head::Head;
 use crate::stored_dtypes::StoredDtypes;
+use gemma::Gemma;
 use reader::Reader;
 
 /// No dimension may exceed this: products of two stay far from overflow, and hostile files are refused.
@@ -110,6 +112,8 @@ pub struct Config {
     pub stored: Option<StoredDtypes>,
     /// The adapter beside the base weights, if there is one. Not part of the file.
     pub lora: Option<Lora>,
+    /// Both stacks of a T5Gemma. Sizes above are then the larger one of both.
+    pub gemma: Option<Box<Gemma>>,
     /// The part above the stacks. A model without a decoder has `num_decoder_layers` 0, and a classifier's head is not tied.
     pub head: Head,
     /// The other entries of the file.
@@ -159,6 +163,7 @@ impl Default for Config {
             base_precision: None,
             stored: None,
             lora: None,
+            gemma: None,
             head: Head::Language,
             rest: Rest::default(),
         }
@@ -170,7 +175,7 @@ impl Config {
     fn of_family(family: Family) -> Config {
         let t5 = Config::default();
         match family {
-            Family::T5 => t5,
+            Family::T5 | Family::T5Gemma | Family::T5Gemma2 => t5,
             Family::Mt5 | Family::Umt5 => Config {
                 family,
                 vocab_size: 250_112,
@@ -204,6 +209,9 @@ impl Config {
     fn from_objects(raw: Map<String, Value>, generation: Option<Map<String, Value>>, origin: String) -> Result<Self> {
         let read = Reader { raw: &raw, origin: &origin };
         let family = read.family()?;
+        if family.is_gemma() {
+            return gemma::read(family, raw, generation, origin);
+        }
         let default = Config::of_family(family);
         let empty = Map::new();
         let of_answers = Reader { raw: generation.as_ref().unwrap_or(&empty), origin: GENERATION_CONFIG };
@@ -250,6 +258,7 @@ impl Config {
             base_precision: read.base_precision()?,
             stored: None,
             lora: None,
+            gemma: None,
             head: Head::Language,
             rest: Rest { raw, generation, answer_ends, answer_start, origin },
         };
@@ -268,6 +277,14 @@ impl Config {
             let [class, expected] = [&self.head, &head].map(|head| head.architecture(self.family));
             let what = if lacks_decoder { "a model with a decoder" } else { "a model that makes text" };
             return Err(self.invalid("architectures", &class, &format!("{what}, such as {expected}")));
+        }
+        if self.gemma.is_some() && head.labels().is_some() {
+            let class = head.architecture(self.family);
+            return Err(self.invalid(
+                "architectures",
+                &class,
+                "a T5Gemma that makes text: it is not trained as a classifier",
+            ));
         }
         if !head.has_decoder() {
             self.num_decoder_layers = 0;
@@ -375,6 +392,16 @@ impl Config {
         }
     }
 
+    /// The soft cap of the logits.
+    pub(crate) fn logit_cap(&self) -> Option<f64> {
+        self.gemma.as_ref().and_then(|gemma| gemma.logit_cap)
+    }
+
+    /// The most tokens of a source, and of a decoder's input, that the model has positions for; `None` for any number.
+    pub fn most_positions(&self) -> Option<(usize, usize)> {
+        self.gemma.as_ref().map(|gemma| (gemma.encoder.positions, gemma.decoder.positions))
+    }
+
     /// Width of queries, keys and values: heads x head size.
     pub fn inner_dim(&self) -> usize {
         self.num_heads * self.d_kv
@@ -382,7 +409,9 @@ impl Config {
 
     /// Whether a card has a kernel for each operation of this model. If not, launches cannot be recorded.
     pub(crate) fn has_kernels_on_card(&self) -> bool {
-        self.d_kv <= t5_ops::MAX_HEAD_ON_DEVICE && self.lora.as_ref().is_none_or(|lora| !lora.dora)
+        self.gemma.is_none()
+            && self.d_kv <= t5_ops::MAX_HEAD_ON_DEVICE
+            && self.lora.as_ref().is_none_or(|lora| !lora.dora)
     }
 
     /// Blocks of both stacks together.
@@ -403,6 +432,9 @@ impl Config {
 
     /// The `config.json` of this model: the keys that it was loaded with, in their order, with current values.
     pub fn to_json(&self) -> Value {
+        if let Some(gemma) = &self.gemma {
+            return self.gemma_json(gemma);
+        }
         let mut json = self.rest.raw.clone();
         let mut set = |key: &str, value: Value| {
             // Keeps the file's own spelling of a number that has not changed (`1e-06`, `0` for `0.0`).
@@ -444,15 +476,21 @@ impl Config {
         set("pad_token_id", self.pad_token_id.into());
         set("eos_token_id", eos_value(&self.eos_token_ids));
         set("decoder_start_token_id", self.decoder_start_token_id.into());
-        match self.base_precision {
-            Some(precision) => {
-                set(QUANTIZATION, json!({ "quant_method": QUANT_METHOD, "base_precision": precision.name() }));
-            }
-            None => drop(json.remove(QUANTIZATION)),
-        }
+        self.put_quantisation(&mut json);
         // `auto_map` names Python files, which are not written beside this one.
         json.remove("auto_map");
         Value::Object(json)
+    }
+
+    /// The entry that says how weights are quantised.
+    fn put_quantisation(&self, json: &mut Map<String, Value>) {
+        match self.base_precision {
+            Some(precision) => {
+                let value = json!({ "quant_method": QUANT_METHOD, "base_precision": precision.name() });
+                json.insert(QUANTIZATION.into(), value);
+            }
+            None => drop(json.remove(QUANTIZATION)),
+        }
     }
 
     /// The text that transformers' `prefix` puts before every source; empty for none.
@@ -510,6 +548,9 @@ impl Config {
     pub(crate) fn set_stored_dtype(&mut self, name: &str) {
         let key = if self.rest.raw.contains_key("dtype") { "dtype" } else { "torch_dtype" };
         self.rest.raw.insert(key.into(), name.into());
+        if self.gemma.is_some() {
+            gemma::set_stored_dtype(&mut self.rest.raw, name);
+        }
     }
 
     fn invalid(&self, key: &str, got: &str, expected: &str) -> Error {

@@ -132,8 +132,8 @@ pub(crate) struct LayerContext<'a, T> {
     pub noise: Noise<'a>,
     /// Valid positions of each sample in this stack.
     pub lengths: &'a [usize],
-    /// The stack's relative-position bias, (H, 2T-1).
-    pub bias: &'a T,
+    /// The stack's relative-position bias, (H, 2T-1), if it has one.
+    pub bias: Option<&'a T>,
     /// For a decoder: the encoder's output (B, S, D) and its valid positions.
     pub source: Option<(&'a T, &'a [usize])>,
 }

@@ -64,7 +64,9 @@ pub enum Error {
         expected: String,
     },
     /// The model is no T5, or one with other layers.
-    #[error("{origin}: the model is `{got}`, expected one of the T5 family (`model_type` t5, mt5 or umt5)")]
+    #[error(
+        "{origin}: the model is `{got}`, expected one of the T5 family (`model_type` t5, mt5, umt5, t5gemma or t5gemma2)"
+    )]
     Family {
         /// The file.
         origin: String,
@@ -201,7 +203,8 @@ impl Error {
             }
             Error::Config { key, .. } => Some(format!("set `{key}` in the model's config.json")),
             Error::Family { .. } => Some(
-                "T5, T5 v1.1, flan-T5, mT5, mT0, UMT5, ByT5, CodeT5, MADLAD-400 and UL2 are read; docs/models.md lists them"
+                "T5, T5 v1.1, flan-T5, mT5, mT0, UMT5, ByT5, CodeT5, MADLAD-400, UL2, T5Gemma and T5Gemma 2 are read; docs/models.md lists \
+                 them"
                     .into(),
             ),
             Error::Safetensors { .. } => {

@@ -77,8 +77,9 @@ impl Head {
     /// The head of the class that a `config.json` names.
     pub(crate) fn of(family: Family, raw: &Map<String, Value>) -> Head {
         let class = raw.get("architectures").and_then(|names| names.get(0)).and_then(Value::as_str).unwrap_or_default();
-        match class.strip_prefix(&family.model_type().to_uppercase()) {
+        match class.strip_prefix(family.class_prefix()) {
             Some("EncoderModel") => Head::Encoder,
+            Some("Encoder") if family == Family::T5Gemma2 => Head::Encoder,
             Some("ForSequenceClassification") => Head::Sequence(Labels::of(raw)),
             Some("ForTokenClassification") => Head::Tokens(Labels::of(raw)),
             _ => Head::Language,
@@ -89,11 +90,12 @@ impl Head {
     pub fn architecture(&self, family: Family) -> String {
         let class = match self {
             Head::Language => "ForConditionalGeneration",
+            Head::Encoder if family == Family::T5Gemma2 => "Encoder",
             Head::Encoder => "EncoderModel",
             Head::Sequence(_) => "ForSequenceClassification",
             Head::Tokens(_) => "ForTokenClassification",
         };
-        format!("{}{class}", family.model_type().to_uppercase())
+        format!("{}{class}", family.class_prefix())
     }
 
     /// Whether a decoder is below the head.

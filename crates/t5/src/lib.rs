@@ -39,6 +39,7 @@ mod adapter;
 mod config;
 mod context;
 pub mod costs;
+mod description;
 mod error;
 mod family;
 mod generate;
@@ -67,6 +68,7 @@ mod test_device;
 mod weight_file;
 
 pub use adapter::{LinearLora, Lora, LoraInit, Targets, is_of_adapter};
+pub use config::gemma::{Gemma, StackConfig};
 pub use config::{Config, Rest};
 pub use context::{EvalContext, StepContext};
 pub use costs::CostRow;

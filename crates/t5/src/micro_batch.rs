@@ -219,6 +219,22 @@ fn check(lists: &[&[u32]], what: &str, samples: &[u32], config: &Config) -> Resu
             return Err(problem(i, expected, id.to_string()));
         }
     }
+    if let Some(gemma) = &config.gemma {
+        let most = if what == "source" { gemma.encoder.positions } else { gemma.decoder.positions };
+        for (i, list) in lists.iter().enumerate() {
+            if list.len() > most {
+                let expected = format!("at most max_position_embeddings ({most}) tokens");
+                return Err(problem(i, expected, list.len().to_string()));
+            }
+            if let Some(id) = list.iter().find(|id| gemma.image_tokens.contains(id)) {
+                return Err(problem(
+                    i,
+                    "a text without images".into(),
+                    format!("the token {id}, which stands for one"),
+                ));
+            }
+        }
+    }
     lists.iter().map(|list| list.len()).max().ok_or_else(|| Error::Batch {
         what: "micro-batch".into(),
         expected: "at least one sample".into(),

@@ -17,7 +17,7 @@ use crate::adapter::{Lora, is_of_adapter};
 use crate::config::Config;
 use crate::context::{EvalContext, StepContext};
 use crate::error::{Error, Result};
-use crate::hf::{self, Keeps, ModelDirectory, Place};
+use crate::hf::{self, Carried, Keeps, Loaded, ModelDirectory, Place};
 use crate::host_copies::HostCopies;
 use crate::init::initial_tensor;
 use crate::levers::LayerMajor;
@@ -49,6 +49,8 @@ pub struct T5 {
     file: Option<Arc<WeightFile>>,
     /// The host copies of weights that are on a device only while they are in use.
     host_copies: Option<Rc<HostCopies>>,
+    /// Tensors of the model's files that no text uses.
+    carried: Option<Rc<Carried>>,
     /// The directory that the base was loaded from.
     directory: Option<PathBuf>,
     /// The name of the base that a saved adapter records.
@@ -197,8 +199,8 @@ impl T5 {
         is_frozen: bool,
     ) -> Result<T5> {
         let first = if matches!(place.0, Place::Memory) { device } else { &Device::Cpu };
-        let (config, parameters, file) = hf::load(directory, dtype, first, place, is_frozen)?;
-        Ok(T5 { directory: Some(directory.path.into()), ..T5::on(device, config, dtype, parameters, file)? })
+        let Loaded { config, parameters, file, carried } = hf::load(directory, dtype, first, place, is_frozen)?;
+        Ok(T5 { directory: Some(directory.path.into()), carried, ..T5::on(device, config, dtype, parameters, file)? })
     }
 
     /// The model with a new adapter beside its weights. It computes as before: B is zero, and DoRA's magnitudes are the
@@ -219,13 +221,16 @@ impl T5 {
     pub fn beside_adapter(&self, lora: Lora) -> Result<T5> {
         let (parameters, lies) = (self.parameters.clone(), (self.file.clone(), self.host_copies.clone()));
         let shared = T5::assemble(self.config.clone(), self.dtype, parameters, lies)?;
-        let shared = T5 { directory: self.directory.clone(), base_name: self.base_name.clone(), ..shared };
+        let (directory, base_name, carried) = (self.directory.clone(), self.base_name.clone(), self.carried.clone());
+        let shared = T5 { directory, base_name, carried, ..shared };
         shared.adapted(lora, 0, true)
     }
 
     fn adapted(self, lora: Lora, seed: u64, is_shared: bool) -> Result<T5> {
         let adapted = self.config.with_adapter(lora)?;
-        let T5 { config, dtype, parameters, network, file, host_copies, directory, base_name, copies: _, .. } = self;
+        let T5 {
+            config, dtype, parameters, network, file, host_copies, carried, directory, base_name, copies: _, ..
+        } = self;
         let device = network.shared.tensor.device().clone();
         drop(network);
         // Weights are converted, copied or measured in memory. Each is then paged out, or all weights of a base in files would stay.
@@ -279,7 +284,7 @@ impl T5 {
             let ParameterSpec { name, part, quantisation, .. } = spec;
             parameters.push(Parameter { name, tensor, part, quantisation });
         }
-        Ok(T5 { directory, base_name, ..T5::assemble(config, dtype, parameters, (file, host_copies))? })
+        Ok(T5 { carried, directory, base_name, ..T5::assemble(config, dtype, parameters, (file, host_copies))? })
     }
 
     /// Moves the weights into a file, or into memory, one by one. Does nothing where they lie there already. Parameters that train beside
@@ -295,6 +300,7 @@ impl T5 {
             return Ok(());
         }
         let (dtype, directory, base_name) = (self.dtype, self.directory.take(), self.base_name.take());
+        let carried = self.carried.take();
         let is_frozen = self.config.stored.is_some();
         let (stored, file) = match (files, &directory, &self.config.lora) {
             (Some(files), Some(directory), Some(_)) => {
@@ -302,7 +308,7 @@ impl T5 {
                 let all = Files { weight_blocks_in_memory: 0, ..files.clone() };
                 let place: (Place, Keeps) = (Place::Stored(&all), &|_| true);
                 let stored = ModelDirectory { head: Some(&self.config.head), ..directory.into() };
-                let (_, parameters, file) = hf::load(stored, dtype, &Device::Cpu, place, is_frozen)?;
+                let Loaded { parameters, file, .. } = hf::load(stored, dtype, &Device::Cpu, place, is_frozen)?;
                 (parameters, file.map(|file| file.beside_blocks_in_memory(blocks_in_memory)))
             }
             (Some(files), ..) => (Vec::new(), Some(WeightFile::create(files, &self.config, dtype)?)),
@@ -313,11 +319,11 @@ impl T5 {
         // Any other handle of a weight would keep its memory.
         let device = self.device().clone();
         let nothing = Tensor::zeros(1, DType::F32, &device)?;
-        let Network { shared, encoder, decoder, head, .. } = &mut self.network;
+        let Network { shared, decoder_table, encoder, decoder, head, .. } = &mut self.network;
         for stack in [encoder, decoder] {
             stack.blocks.clear();
         }
-        for table in [shared, &mut head.weight] {
+        for table in [shared, decoder_table, &mut head.weight] {
             table.tensor = nothing.clone();
         }
         head.adapter = None;
@@ -348,7 +354,7 @@ impl T5 {
             };
         }
         let lie = (file, host_copies.map(Rc::new));
-        *self = T5 { directory, base_name, ..T5::assemble(self.config.clone(), dtype, parameters, lie)? };
+        *self = T5 { carried, directory, base_name, ..T5::assemble(self.config.clone(), dtype, parameters, lie)? };
         // The old places of the weights are free now.
         heap::release_unused();
         Ok(())
@@ -374,7 +380,7 @@ impl T5 {
     /// the caller writes into a new directory and renames it.
     pub fn save(&self, directory: &Path) -> Result<()> {
         std::fs::create_dir_all(directory).map_err(Error::io(directory))?;
-        hf::save(directory, &self.config, (&self.parameters, self.network.pager.as_deref()))
+        hf::save(directory, &self.config, self.to_save())
     }
 
     /// Writes the files of [`T5::save`] through the caller's sinks, which may take checksums on the way. `file` is
@@ -384,7 +390,12 @@ impl T5 {
         directory: &Path,
         file: impl FnMut(&str, &dyn Fn(&mut dyn Write) -> Result<()>) -> Result<(), E>,
     ) -> Result<(), E> {
-        hf::save_with(directory, &self.config, (&self.parameters, self.network.pager.as_deref()), file)
+        hf::save_with(directory, &self.config, self.to_save(), file)
+    }
+
+    /// What a saved directory has: the parameters, the pager that fetches them, and tensors of the model's files.
+    fn to_save(&self) -> (&[Parameter], Option<&dyn Pager<Tensor>>, Option<&Carried>) {
+        (&self.parameters, self.network.pager.as_deref(), self.carried.as_deref())
     }
 
     /// Fetches the weights that this process does not hold, while another process saves the same model.
@@ -434,7 +445,8 @@ impl T5 {
         network.read_ahead_bytes = file.as_ref().map_or(u64::MAX, |file| file.read_ahead_bytes());
         network.file.clone_from(&file);
         network.pager = host_copies.clone().map(|host_copies| host_copies as Rc<dyn Pager<Tensor>>);
-        let (directory, base_name, micro_batches, repeats) = (None, None, MicroBatches::default(), false);
+        let (carried, directory, base_name) = (None, None, None);
+        let (micro_batches, repeats) = (MicroBatches::default(), false);
         Ok(T5 {
             config,
             dtype,
@@ -443,6 +455,7 @@ impl T5 {
             network,
             file,
             host_copies,
+            carried,
             directory,
             base_name,
             micro_batches,
@@ -458,6 +471,14 @@ impl T5 {
         parameters: Vec<Parameter>,
         file: Option<WeightFile>,
     ) -> Result<T5> {
+        if !device.is_cpu() && config.gemma.is_some() {
+            return Err(Error::Config {
+                origin: "this device".into(),
+                key: "model_type".into(),
+                got: format!("`{}`", config.family.model_type()),
+                expected: "a T5 of other blocks: a T5Gemma runs on the processor, with `--device cpu`".into(),
+            });
+        }
         let file = file.map(Arc::new);
         if file.is_some() {
             // Gives back the memory that weights had before they went to the file. Touching the file's pages does not free it.

@@ -25,7 +25,10 @@ use crate::weight_file::WeightFile;
 /// Every layer of a model, over tensors or counted tensors.
 #[derive(Debug)]
 pub(crate) struct Network<T> {
+    /// The table of the encoder's embedding, and of the decoder's unless it has its own.
     pub shared: Weight<T>,
+    /// The table of the decoder's embedding.
+    pub decoder_table: Weight<T>,
     pub encoder: Stack<T>,
     pub decoder: Stack<T>,
     /// The head of a language model. Other models never use it.
@@ -35,6 +38,8 @@ pub(crate) struct Network<T> {
     /// Whether a source has one label, rather than each of its tokens.
     is_of_sequences: bool,
     logit_scale: f64,
+    /// The soft cap of the logits.
+    logit_cap: Option<f64>,
     /// Bytes of weights in files that may be read before they are used.
     pub read_ahead_bytes: u64,
     /// Fetches weights that lie elsewhere.
@@ -51,19 +56,24 @@ impl<T: Ops> Network<T> {
     /// The activation is not known.
     pub fn new(config: &Config, parameters: &[Parameter<T>], copies: &[Option<T>], by_matrix: bool) -> Result<Self> {
         let weights = Weights { parameters, copies, config, by_matrix };
-        let shared = weights.get("shared.weight".into());
+        let shared = weights.get(config.shared_table().into());
+        let of_decoder = config.decoder_table();
+        let decoder_table = of_decoder.map_or_else(|| shared.clone(), |name| weights.get(name.into()));
         let has_table = config.head.is_language() && !config.tie_word_embeddings;
-        let table = if has_table { weights.get("lm_head.weight".into()) } else { shared.clone() };
-        let head = weights.linear_with(table, "lm_head", adapter_site(true, None, 0));
-        let (encoder, decoder) = (Stack::new(&weights, config, false)?, Stack::new(&weights, config, true)?);
+        let name = config.head_name();
+        let table = if has_table { weights.get(format!("{name}.weight")) } else { decoder_table.clone() };
+        let head = weights.linear_with(table, name, adapter_site(true, None, 0));
+        let (encoder, decoder) = (Stack::new(&weights, false)?, Stack::new(&weights, true)?);
         Ok(Network {
             shared,
+            decoder_table,
             encoder,
             decoder,
             head,
             classifier: Classifier::new(&weights, config),
             is_of_sequences: matches!(config.head, Head::Sequence(_)),
             logit_scale: config.logit_scale(),
+            logit_cap: config.logit_cap(),
             read_ahead_bytes: u64::MAX,
             pager: None,
             file: None,
@@ -72,15 +82,17 @@ impl<T: Ops> Network<T> {
 
     /// The weights of a part that may lie in a file.
     pub fn weights_of(&self, part: Part) -> impl Iterator<Item = &Weight<T>> {
-        let (block, table): (Option<&Block<T>>, _) = match part {
-            Part::Encoder { block } => (Some(&self.encoder.blocks[block]), None),
-            Part::Decoder { block } => (Some(&self.decoder.blocks[block]), None),
-            Part::Shared => (None, Some(&self.shared)),
-            Part::LmHead => (None, Some(&self.head.weight).filter(|_| self.classifier.is_none() && self.has_decoder())),
-            Part::EncoderNorm | Part::DecoderNorm => (None, None),
+        let (block, tables): (Option<&Block<T>>, [Option<&Weight<T>>; 2]) = match part {
+            Part::Encoder { block } => (Some(&self.encoder.blocks[block]), [None; 2]),
+            Part::Decoder { block } => (Some(&self.decoder.blocks[block]), [None; 2]),
+            Part::Shared => (None, [Some(&self.shared), self.own_decoder_table()]),
+            Part::LmHead => {
+                (None, [Some(&self.head.weight).filter(|_| self.classifier.is_none() && self.has_decoder()), None])
+            }
+            Part::EncoderNorm | Part::DecoderNorm => (None, [None; 2]),
         };
         let linears = block.into_iter().flat_map(Block::linears).map(|linear| &linear.weight);
-        linears.chain(table)
+        linears.chain(tables.into_iter().flatten())
     }
 
     /// Begins to read the first weights of a part that fit in `read_ahead_bytes`. Operations read ahead a table that is paged by rows.
@@ -185,13 +197,28 @@ impl<T: Ops> Network<T> {
         !self.decoder.blocks.is_empty()
     }
 
+    /// The table of a stack's embedding.
+    pub fn table(&self, decoder: bool) -> &Weight<T> {
+        if decoder { &self.decoder_table } else { &self.shared }
+    }
+
+    /// The decoder's table, if it is not the encoder's.
+    pub fn own_decoder_table(&self) -> Option<&Weight<T>> {
+        Some(&self.decoder_table).filter(|table| table.index != self.shared.index)
+    }
+
+    /// Whether the head's table is that of the decoder's embedding.
+    pub fn has_tied_head(&self) -> bool {
+        self.head.weight.index == self.decoder_table.index
+    }
+
     /// One of the two stacks.
     pub fn stack(&self, decoder: bool) -> &Stack<T> {
         if decoder { &self.decoder } else { &self.encoder }
     }
 
-    /// The position bias of a stack's block for a micro-batch.
-    pub fn bias_of(&self, batch: &MicroBatch<T>, decoder: bool, block: usize) -> Result<T> {
+    /// The position bias of a stack's block for a micro-batch, if it has one.
+    pub fn bias_of(&self, batch: &MicroBatch<T>, decoder: bool, block: usize) -> Result<Option<T>> {
         let length = batch.ids(decoder).dims()[1];
         self.stack(decoder).position_bias(block, length, length, 0)
     }
@@ -219,9 +246,11 @@ impl<T: Ops> Network<T> {
         let of_sample = |sample: usize| {
             let (x, labels) = (z.select(&[sample as u32])?, labels_of(labels, z, sample));
             match self.head.adapter {
-                Some(_) => {
-                    T::logit_cross_entropy(&self.head.forward(&x.scaled(self.logit_scale)?, noise)?, labels, None)
-                }
+                Some(_) => T::logit_cross_entropy(
+                    &self.head.forward(&x.scaled(self.logit_scale)?, noise)?,
+                    labels,
+                    self.logit_cap,
+                ),
                 None => T::linear_cross_entropy(&x.as_rows()?, &self.head.weight, labels, &settings),
             }
         };
@@ -334,7 +363,7 @@ impl<T: Ops> Network<T> {
             let x = z.select(&[sample as u32])?.scaled(self.logit_scale)?;
             let (logits, narrow) = self.head.forward_keeping(&x, &noise)?;
             let (of_sample, dlogits) =
-                T::logit_cross_entropy_backward(logits, labels, gradient_scale, cx.token_loss, None)?;
+                T::logit_cross_entropy_backward(logits, labels, gradient_scale, cx.token_loss, self.logit_cap)?;
             loss += of_sample;
             let dlogits = self.head.backward(dlogits)?;
             self.head.backward_weight(&dlogits, (&x, narrow), &noise, grads)?;
@@ -349,6 +378,7 @@ impl<T: Ops> Network<T> {
     fn cross_entropy(&self, gradient_scale: f64, chunk_rows: usize) -> CrossEntropy {
         CrossEntropy {
             logit_scale: self.logit_scale,
+            soft_cap: self.logit_cap,
             gradient_scale,
             chunk_rows: chunk_rows.max(1),
             ..CrossEntropy::default()
@@ -357,7 +387,8 @@ impl<T: Ops> Network<T> {
 
     /// Logits (.., V) of decoder outputs (.., D).
     pub fn logits(&self, z: &T) -> Result<T> {
-        self.head.forward(&z.scaled(self.logit_scale)?, &Noise::NONE)
+        let logits = self.head.forward(&z.scaled(self.logit_scale)?, &Noise::NONE)?;
+        self.logit_cap.map_or(Ok(logits.clone()), |cap| logits.soft_cap(cap))
     }
 }
 

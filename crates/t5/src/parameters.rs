@@ -10,6 +10,9 @@ use t5_ops::Quantisation;
 
 use crate::adapter::{LoraInit, is_of_adapter};
 use crate::config::Config;
+use crate::description::{
+    AttentionDescription, BlockDescription, LinearDescription, NormKind, Positions, StackDescription,
+};
 use crate::error::Result;
 use crate::head::{Head, Labels, is_of_classifier};
 use crate::ops::{Matrix, Ops};
@@ -169,7 +172,8 @@ impl ParameterSpec {
     /// Whether products of bf16 would cast this parameter in a model of `model`: the f32 weight of a product. A bf16 copy avoids the cast.
     pub fn takes_copy(&self, model: DType, config: &Config) -> bool {
         // Only rows are taken of a table that is no head.
-        let is_of_product = self.part != Part::Shared || config.tie_word_embeddings;
+        let is_head = || config.tie_word_embeddings && config.decoder_table().is_none_or(|table| table == self.name);
+        let is_of_product = self.part != Part::Shared || is_head();
         let is_wide = self.quantisation.is_none() && self.dtype(model) == DType::F32;
         let rank = self.shape.len();
         is_wide && is_of_product && (is_matrix(&self.name, rank) || (self.is_of_adapter() && rank == 2))
@@ -213,25 +217,29 @@ impl ParameterSpec {
     /// Every parameter of the model, in the model's order. Those of an adapter follow the weight that it belongs to.
     pub fn all(config: &Config) -> Vec<ParameterSpec> {
         let mut list = List { config, specs: Vec::new() };
-        let table = vec![config.vocab_size, config.d_model];
-        list.normal("shared.weight".into(), table.clone(), Part::Shared, 1.0);
-        for block in 0..config.num_layers {
-            list.block("encoder", block, Part::Encoder { block });
+        let [encoder, decoder] = [false, true].map(|decoder| config.stack(decoder));
+        list.table(&encoder);
+        if config.decoder_table().is_some() {
+            list.table(&decoder);
         }
-        list.norm("encoder.final_layer_norm.weight".into(), Part::EncoderNorm);
-        for block in 0..config.num_decoder_layers {
-            list.block("decoder", block, Part::Decoder { block });
+        for block in 0..encoder.blocks {
+            list.block(&config.block(false, block), Part::Encoder { block });
+        }
+        list.norm(encoder.final_norm, encoder.width, encoder.norm, Part::EncoderNorm);
+        for block in 0..decoder.blocks {
+            list.block(&config.block(true, block), Part::Decoder { block });
         }
         if config.head.has_decoder() {
-            list.norm("decoder.final_layer_norm.weight".into(), Part::DecoderNorm);
+            list.norm(decoder.final_norm, decoder.width, decoder.norm, Part::DecoderNorm);
         }
         let (width, std) = (config.d_model, (config.d_model as f64).powf(-0.5));
         match &config.head {
             Head::Language => {
+                let (name, shape) = (config.head_name(), [config.vocab_size, decoder.width]);
                 if !config.tie_word_embeddings {
-                    list.normal("lm_head.weight".into(), table, Part::LmHead, 1.0);
+                    list.normal(format!("{name}.weight"), shape.to_vec(), Part::LmHead, decoder.table_std);
                 }
-                list.adapter("lm_head", [config.vocab_size, width], Part::LmHead);
+                list.adapter(name, shape, Part::LmHead);
             }
             Head::Encoder => {}
             Head::Sequence(Labels { names, .. }) => {
@@ -250,8 +258,14 @@ struct List<'a> {
 }
 
 impl List<'_> {
+    /// The table of a stack's embedding.
+    fn table(&mut self, stack: &StackDescription) {
+        let shape = vec![self.config.vocab_size, stack.width];
+        self.normal(stack.table.into(), shape, Part::Shared, stack.table_std);
+    }
+
     fn normal(&mut self, name: String, shape: Vec<usize>, part: Part, std: f64) {
-        let initial = Initial::Normal { std: std * self.config.initializer_factor };
+        let initial = Initial::Normal { std };
         let is_trained = self.config.lora.as_ref().is_some_and(|lora| lora.trains(&name));
         // A position bias is small, and its kernel takes no f16.
         let stays = !is_trained && !name.ends_with("relative_attention_bias.weight");
@@ -260,7 +274,8 @@ impl List<'_> {
     }
 
     /// A linear layer: its weight, and its adapter if it has one.
-    fn linear(&mut self, name: &str, shape: [usize; 2], part: Part, std: f64) {
+    fn linear(&mut self, LinearDescription { name, shape, std }: &LinearDescription, part: Part) {
+        let (shape, std) = (*shape, *std);
         self.normal(format!("{name}.weight"), shape.to_vec(), part, std);
         // A layer that is trained as a whole has plain values.
         let is_trained = self.config.lora.as_ref().is_some_and(|lora| lora.saves(name));
@@ -308,49 +323,31 @@ impl List<'_> {
         }
     }
 
-    fn norm(&mut self, name: String, part: Part) {
-        let initial = Initial::Constant(self.config.initializer_factor);
-        let shape = vec![self.config.d_model];
+    fn norm(&mut self, name: String, width: usize, kind: NormKind, part: Part) {
+        let (initial, shape) = (Initial::Constant(kind.first), vec![width]);
         self.specs.push(ParameterSpec { name, shape, part, initial, quantisation: None, stored: None });
     }
 
-    fn block(&mut self, stack: &str, block: usize, part: Part) {
-        let prefix = format!("{stack}.block.{block}.layer");
-        let has_table = block == 0 || self.config.family.has_a_table_in_every_block();
-        self.attention(&format!("{prefix}.0"), "SelfAttention", has_table, part);
-        if part.is_decoder() {
-            self.attention(&format!("{prefix}.1"), "EncDecAttention", false, part);
-            self.feed_forward(&format!("{prefix}.2"), part);
-        } else {
-            self.feed_forward(&format!("{prefix}.1"), part);
-        }
+    fn block(&mut self, block: &BlockDescription, part: Part) {
+        self.attention(&block.own, part);
+        block.cross.iter().for_each(|cross| self.attention(cross, part));
+        let feed_forward = &block.feed_forward;
+        let linears = [Some(&feed_forward.gate), feed_forward.up.as_ref(), Some(&feed_forward.down)];
+        linears.into_iter().flatten().for_each(|linear| self.linear(linear, part));
+        let width = feed_forward.down.shape[0];
+        let norms = [Some(&feed_forward.norm), feed_forward.norm_after.as_ref()];
+        norms.into_iter().flatten().for_each(|norm| self.norm(norm.clone(), width, feed_forward.kind, part));
     }
 
-    fn attention(&mut self, layer: &str, name: &str, has_table: bool, part: Part) {
-        let Config { d_model, d_kv, num_heads, relative_attention_num_buckets: buckets, .. } = *self.config;
-        let inner = num_heads * d_kv;
-        let power = |n: usize| (n as f64).powf(-0.5);
-        // The query carries the 1/sqrt(K) that T5's attention leaves out.
-        self.linear(&format!("{layer}.{name}.q"), [inner, d_model], part, power(d_model * d_kv));
-        self.linear(&format!("{layer}.{name}.k"), [inner, d_model], part, power(d_model));
-        self.linear(&format!("{layer}.{name}.v"), [inner, d_model], part, power(d_model));
-        self.linear(&format!("{layer}.{name}.o"), [d_model, inner], part, power(inner));
-        if has_table {
-            let name = format!("{layer}.{name}.relative_attention_bias.weight");
-            self.normal(name, vec![buckets, num_heads], part, power(d_model));
+    fn attention(&mut self, of: &AttentionDescription, part: Part) {
+        [&of.q, &of.k, &of.v, &of.o].into_iter().for_each(|linear| self.linear(linear, part));
+        if let Positions::Bias { table: Some(name) } = &of.positions {
+            let shape = vec![self.config.relative_attention_num_buckets, of.heads];
+            self.normal(name.clone(), shape, part, of.k.std);
         }
-        self.norm(format!("{layer}.layer_norm.weight"), part);
-    }
-
-    fn feed_forward(&mut self, layer: &str, part: Part) {
-        let Config { d_model, d_ff, is_gated_act, .. } = *self.config;
-        let power = |n: usize| (n as f64).powf(-0.5);
-        let inputs: &[&str] = if is_gated_act { &["wi_0", "wi_1"] } else { &["wi"] };
-        for wi in inputs {
-            self.linear(&format!("{layer}.DenseReluDense.{wi}"), [d_ff, d_model], part, power(d_model));
-        }
-        self.linear(&format!("{layer}.DenseReluDense.wo"), [d_model, d_ff], part, power(d_ff));
-        self.norm(format!("{layer}.layer_norm.weight"), part);
+        of.head_norms.iter().flatten().for_each(|norm| self.norm(norm.clone(), of.head_size, of.kind, part));
+        let norms = [Some(&of.norm), of.norm_after.as_ref()];
+        norms.into_iter().flatten().for_each(|norm| self.norm(norm.clone(), of.o.shape[0], of.kind, part));
     }
 }
 

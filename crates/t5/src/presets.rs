@@ -1,6 +1,8 @@
 //! Published shapes by name, for `model.config = "t5-small"`.
 
 use crate::config::Config;
+use crate::config::gemma::{Gemma, StackConfig};
+use crate::family::Family;
 
 /// One preset: name, (d_model, d_ff, d_kv, heads, encoder layers, decoder layers), vocabulary, projection.
 type Preset = (&'static str, [usize; 6], usize, &'static str);
@@ -22,15 +24,68 @@ const PRESETS: &[Preset] = &[
     ("chatlm-0.2b", [768, 3072, 64, 12, 10, 10], 29298, "relu"),
 ];
 
+/// One preset of T5Gemma 2: name, (width, inner width, heads, heads of keys, head size, layers of each stack, window), vocabulary.
+type GemmaPreset = (&'static str, [usize; 7], usize);
+
+const GEMMAS: &[GemmaPreset] = &[
+    // This project's own.
+    ("tiny-gemma", [128, 512, 4, 1, 32, 3, 64], 4096),
+    // Text only: the published ones have a vision tower beside.
+    ("t5gemma-2-270m", [640, 2048, 4, 1, 256, 18, 512], 262_144),
+    ("t5gemma-2-1b", [1152, 6912, 4, 1, 256, 26, 512], 262_144),
+];
+
 impl Config {
     /// The names that [`Config::preset`] knows, smallest family first.
     pub fn preset_names() -> impl Iterator<Item = &'static str> {
-        PRESETS.iter().map(|preset| preset.0)
+        PRESETS.iter().map(|preset| preset.0).chain(GEMMAS.iter().map(|preset| preset.0))
+    }
+
+    fn gemma_preset(
+        &(_, [width, inner, heads, key_heads, head_size, layers, window], vocab_size): &GemmaPreset,
+    ) -> Config {
+        let stack = StackConfig {
+            width,
+            inner,
+            heads,
+            key_heads,
+            head_size,
+            scale: (head_size as f64).powf(-0.5),
+            score_cap: None,
+            window,
+            is_sliding: (1..=layers).map(|layer| layer % 6 != 0).collect(),
+            rotary: [(1_000_000.0, 1.0), (10_000.0, 1.0)],
+            epsilon: 1e-6,
+            positions: 131_072,
+        };
+        let (encoder, decoder) = (stack.clone(), stack);
+        let gemma = Gemma { encoder, decoder, logit_cap: None, initializer_range: 0.02, image_tokens: Vec::new() };
+        Config {
+            family: Family::T5Gemma2,
+            vocab_size,
+            d_model: width,
+            d_ff: inner,
+            d_kv: head_size,
+            num_heads: heads,
+            num_layers: layers,
+            num_decoder_layers: layers,
+            dropout_rate: 0.0,
+            feed_forward_proj: "gated-gelu".into(),
+            dense_act_fn: "gelu_new".into(),
+            is_gated_act: true,
+            scale_decoder_outputs: false,
+            decoder_start_token_id: 2,
+            gemma: Some(Box::new(gemma)),
+            ..Config::default()
+        }
     }
 
     /// The architecture with this name, or `None`. The vocabulary size is the published one; set
     /// `vocab_size` to train with another tokenizer.
     pub fn preset(name: &str) -> Option<Config> {
+        if let Some(preset) = GEMMAS.iter().find(|preset| preset.0 == name) {
+            return Some(Config::gemma_preset(preset));
+        }
         let &(_, [d_model, d_ff, d_kv, num_heads, num_layers, num_decoder_layers], vocab_size, projection) =
             PRESETS.iter().find(|preset| preset.0 == name)?;
         let tied = projection == "relu";
@@ -81,5 +136,6 @@ mod tests {
         check("t5-v1.1-small", 76_961_152);
         check("t5-v1.1-base", 247_577_856);
         check("chatlm-0.2b", 187_692_288);
+        check("t5gemma-2-270m", 368_424_192);
     }
 }

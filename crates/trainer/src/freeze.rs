@@ -2,6 +2,7 @@
 //!
 //! An item is a part (`encoder`, `decoder`, `shared`, `lm_head`), a prefix of parameter names that ends at a dot
 //! (`decoder.block.0`), a whole name, or a glob (`*.layer_norm.weight`) in which `*` stands for any characters and `?` for one.
+//! Names of a T5Gemma begin with `model.`, which may be left out; its tables are `shared` and not in `encoder` or `decoder`.
 //!
 //! Beside an adapter the base is frozen: the adapter trains, and the layers that are saved with it.
 //!
@@ -36,7 +37,8 @@ pub fn trainable<'a>(
 /// The first components of the names, each once, in order.
 fn parts<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut parts: Vec<String> = Vec::new();
-    for part in names.map(|name| name.split('.').next().unwrap_or(name)) {
+    let bare = |name: &'a str| name.strip_prefix("model.").unwrap_or(name);
+    for part in names.map(bare).map(|name| name.split('.').next().unwrap_or(name)) {
         if !parts.iter().any(|known| known == part) {
             parts.push(part.to_owned());
         }
@@ -49,7 +51,15 @@ pub(crate) fn item_matches(item: &str, name: &str) -> bool {
         return glob_matches(item.as_bytes(), name.as_bytes());
     }
     let item = item.trim_end_matches('.');
-    !item.is_empty() && name.strip_prefix(item).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    let is_within = |name: &str| name.strip_prefix(item).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    let bare = name.strip_prefix("model.").unwrap_or(name);
+    let is_table = bare.ends_with(".embed_tokens.weight");
+    match item {
+        "" => false,
+        "shared" if is_table => true,
+        "encoder" | "decoder" | "model" if is_table => false,
+        _ => is_within(name) || is_within(bare),
+    }
 }
 
 /// Linear in the name: on a mismatch only the last `*` takes one character more.
@@ -107,6 +117,29 @@ mod tests {
         check(&["encoder.final_layer_norm.weight"], &[2]);
         check(&["*layer_norm.weight"], &[2, 3, 4]);
         check(&["decoder.block.?.*"], &[3]);
+    }
+
+    #[test]
+    fn parts_of_a_gemma_have_the_same_names_as_those_of_a_t5() {
+        const NAMES: [&str; 5] = [
+            "model.encoder.embed_tokens.weight",
+            "model.decoder.embed_tokens.weight",
+            "model.encoder.layers.0.self_attn.q_proj.weight",
+            "model.decoder.layers.1.mlp.up_proj.weight",
+            "model.decoder.norm.weight",
+        ];
+        for (item, frozen) in [
+            ("shared", &[0, 1][..]),
+            ("encoder", &[2]),
+            ("decoder", &[3, 4]),
+            ("decoder.layers.1", &[3]),
+            ("model.encoder.layers", &[2]),
+            ("encoder.embed_tokens", &[0]),
+        ] {
+            let trainable = trainable(NAMES.into_iter(), &[item.to_owned()], None).unwrap();
+            let got: Vec<usize> = (0..NAMES.len()).filter(|&i| !trainable[i]).collect();
+            assert_eq!(got, frozen, "{item}");
+        }
     }
 
     #[test]

@@ -96,6 +96,7 @@ impl Opened {
         }
         let side = config.data.truncation_side.as_deref().and_then(Side::of_name);
         side.into_iter().for_each(|side| tokenizer.set_truncation_side(side));
+        tokenizer.begin_decoding_with(model.decoder_start_token_id);
         if config.generation.keeps_special_tokens {
             tokenizer.keep_special_tokens(model.frame());
         }
@@ -292,7 +293,9 @@ fn scratch_config(config: &Config, name: &str, tokenizer: &Tokenizer) -> Outcome
         model.vocab_size = tokenizer.vocab_size();
         model.eos_token_ids = vec![tokenizer.eos_id()?];
         model.pad_token_id = tokenizer.pad_id()?;
-        model.decoder_start_token_id = model.pad_token_id;
+        // T5 begins with the padding, T5Gemma with the token that begins texts.
+        let begin = tokenizer.token_id("<bos>").filter(|_| model.gemma.is_some());
+        model.decoder_start_token_id = begin.unwrap_or(model.pad_token_id);
     }
     fitted(config, model)
 }

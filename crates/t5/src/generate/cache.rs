@@ -1,13 +1,16 @@
 //! The key/value cache, and a decoding step of all its rows.
 //!
 //! A source has one row for each of its answers that are being made. Its own keys and values exist once for all these rows:
-//! in cross attention, the rows are queries of one sample.
+//! in attention to them, the rows are queries of one sample.
+//!
+//! Where a window limits what a token sees of the tokens before it, a block's cache has space for the window alone: the token at position p is
+//! at p modulo the window's size.
 
 use super::GenerateOptions;
 use crate::config::Config;
 use crate::context::{Noise, StepContext};
 use crate::error::Result;
-use crate::layers::attention::Attention;
+use crate::layers::attention::{Attention, Heads, KeysValues};
 use crate::layers::stack::Stack;
 use crate::micro_batch::MicroBatch;
 use crate::network::Network;
@@ -46,22 +49,22 @@ impl<T: Ops> Decoding<'_, T> {
         let Some(encoded) = encoder.and_then(|mut step| step.take_output()) else { return Ok(None) };
         let capacity = FIRST_CAPACITY.min(max_new_tokens);
         let samples = batch.ids(false).dims()[0];
-        let keys_values = |cross: &Attention<T>| -> Result<KeysValues<T>> {
-            Ok(KeysValues { k: cross.k.forward(&encoded, &Noise::NONE)?, v: cross.v.forward(&encoded, &Noise::NONE)? })
-        };
         let mut blocks = Vec::new();
-        for block in &self.network.decoder.blocks {
-            let Some(cross) = &block.cross else { continue };
-            [&cross.k, &cross.v].into_iter().try_for_each(|linear| self.network.page_in(&linear.weight))?;
-            let empty = || encoded.zeros(&[samples * rows_of_source, capacity, config.inner_dim()], activations);
+        for (number, block) in self.network.decoder.blocks.iter().enumerate() {
+            let sees_source = block.cross.as_ref().unwrap_or(&block.attention);
+            [&sees_source.k, &sees_source.v].into_iter().try_for_each(|linear| self.network.page_in(&linear.weight))?;
+            let width = config.block(true, number).own.key_width();
+            let most = block.attention.most_cached().min(max_new_tokens);
+            let empty = || encoded.zeros(&[samples * rows_of_source, capacity.min(most), width], activations);
             let own = KeysValues { k: empty()?, v: empty()? };
-            blocks.push(CachedBlock { own, source: keys_values(cross)? });
+            blocks.push(CachedBlock { own, most, source: sees_source.cached_source(&encoded)? });
             block.linears().try_for_each(|linear| self.network.page_out(&linear.weight))?;
         }
         let source_lengths = batch.lengths(false).to_vec();
         Ok(Some(Cache {
             blocks,
             biases: Vec::new(),
+            has_biases: false,
             source_lengths,
             sources: samples,
             rows_of_source,
@@ -86,12 +89,12 @@ impl<T: Ops> Decoding<'_, T> {
     ///
     /// Each product with weights is one product for all rows. Attention is computed for each cache, which has its own position.
     pub fn logits(&self, ids: &T, positions: Option<&T>, caches: &[&Cache<T>]) -> Result<T> {
-        let Network { shared, decoder, head, .. } = self.network;
+        let Network { decoder_table: table, decoder, head, .. } = self.network;
         let positions = (0..caches.len()).map(|number| positions.map(|all| all.part(number, 1)).transpose());
         let positions: Vec<Option<T>> = positions.collect::<Result<_>>()?;
-        self.network.fetch_remote(shared)?;
-        let mut x = decoder.embed(ids, shared, self.options.activations, &Noise::NONE)?; // (R, 1, D)
-        self.network.page_out(shared)?;
+        self.network.fetch_remote(table)?;
+        let mut x = decoder.embed(ids, table, self.options.activations, &Noise::NONE)?; // (R, 1, D)
+        self.network.page_out(table)?;
         for (number, block) in decoder.blocks.iter().enumerate() {
             let after = decoder.blocks.get(number + 1);
             let soon = after.into_iter().flat_map(|after| after.linears());
@@ -102,10 +105,17 @@ impl<T: Ops> Decoding<'_, T> {
             let (k, v) = (own.k.forward(&n, &Noise::NONE)?, own.v.forward(&n, &Noise::NONE)?);
             let q = own.q.forward(&n, &Noise::NONE)?;
             let heads = in_parts(caches, |rows, cache| {
-                let KeysValues { k: keys, v: values } = &cache.blocks[number].own;
-                let position = Position { number: cache.position, on_card: positions[rows.cache].as_ref() };
-                T::append([keys, values], [&rows.of(&k)?, &rows.of(&v)?], position)?;
-                own.attend_at(&rows.of(&q)?, [keys, values], cache.bias(number), position)
+                let cached = &cache.blocks[number];
+                let k = own.keys_at(rows.of(&k)?, cache.position)?;
+                let place = Position { number: cache.position % cached.most, on_card: positions[rows.cache].as_ref() };
+                T::append([&cached.own.k, &cached.own.v], [&k, &rows.of(&v)?], place)?;
+                let q = own.queries_at(rows.of(&q)?, cache.position)?;
+                let last = Position { number: cache.position.min(cached.most - 1), ..place };
+                let heads = own.attend_at(&q, &cached.own, cache.bias(number), last)?;
+                match own.is_merged() {
+                    true => own.merged(heads, &attend_to_source(own, &q, rows, cache, number)?),
+                    false => Ok(heads.out),
+                }
             })?;
             x = own.add_to(&x, &heads)?;
             drop((n, k, v, q, heads));
@@ -113,12 +123,7 @@ impl<T: Ops> Decoding<'_, T> {
                 let (n, _) = cross.norm.forward(&x)?;
                 let q = cross.q.forward(&n, &Noise::NONE)?;
                 let heads = in_parts(caches, |rows, cache| {
-                    // The rows of a source are queries of one sample: (B, R / B, D).
-                    let q = rows.of(&q)?;
-                    let (sources, width) = (rows.count / cache.rows_of_source, q.dims()[2]);
-                    let q = q.shaped(&[sources, cache.rows_of_source, width])?;
-                    let KeysValues { k, v } = &cache.blocks[number].source;
-                    cross.attend(&q, k, v, &cache.source_lengths)?.shaped(&[rows.count, 1, width])
+                    Ok(attend_to_source(cross, &rows.of(&q)?, rows, cache, number)?.out)
                 })?;
                 x = cross.add_to(&x, &heads)?;
             }
@@ -131,6 +136,28 @@ impl<T: Ops> Decoding<'_, T> {
         self.network.page_out(&head.weight)?;
         Ok(logits)
     }
+}
+
+/// The heads of queries (R, 1, HK) of a cache's rows over the keys and values of their sources.
+fn attend_to_source<T: Ops>(
+    attention: &Attention<T>,
+    q: &T,
+    rows: &PartRows,
+    cache: &Cache<T>,
+    block: usize,
+) -> Result<Heads<T>> {
+    // The rows of a source are queries of one sample: (B, R / B, HK).
+    let (sources, width) = (rows.count / cache.rows_of_source, q.dims()[2]);
+    let q = q.shaped(&[sources, cache.rows_of_source, width])?;
+    let Heads { out, lse } = attention.attend(&q, &cache.blocks[block].source, &cache.source_lengths)?;
+    let out = out.shaped(&[rows.count, 1, width])?;
+    // The log-sum-exp (B, H, R / B) is that of single rows, (R, H, 1), where each source has one row.
+    let heads = lse.dims()[1];
+    let lse = match attention.is_merged() {
+        true => lse.transposed()?.shaped(&[rows.count, heads, 1])?,
+        false => lse,
+    };
+    Ok(Heads { out, lse })
 }
 
 /// The rows of one cache among the rows of all caches.
@@ -160,23 +187,22 @@ fn in_parts<T: Ops>(caches: &[&Cache<T>], f: impl Fn(&PartRows, &Cache<T>) -> Re
     T::joined(parts.collect::<Result<_>>()?)
 }
 
-/// Keys and values, (R, length, HK) each; of a source (B, length, HK).
-struct KeysValues<T> {
-    k: T,
-    v: T,
-}
-
+/// Keys and values of tokens (R, length, KH K), and of sources (B, length, KH K).
 struct CachedBlock<T> {
     own: KeysValues<T>,
+    /// The most tokens that `own` ever has.
+    most: usize,
     source: KeysValues<T>,
 }
 
 /// The keys and values of every decoder block.
 pub(crate) struct Cache<T> {
     blocks: Vec<CachedBlock<T>>,
-    /// The bias of `capacity` queries and as many keys, (H, 2 capacity - 1): one for all blocks, or one for each. Empty before the first
-    /// step.
+    /// The bias of `capacity` queries and as many keys, (H, 2 capacity - 1): one for all blocks, one for each, or none. Empty before the
+    /// first step.
     biases: Vec<T>,
+    /// Whether `biases` are those of this capacity.
+    has_biases: bool,
     source_lengths: Vec<usize>,
     sources: usize,
     rows_of_source: usize,
@@ -202,8 +228,8 @@ impl<T: Ops> Cache<T> {
     }
 
     /// The bias of a block, of all positions.
-    fn bias(&self, block: usize) -> &T {
-        &self.biases[block.min(self.biases.len() - 1)]
+    fn bias(&self, block: usize) -> Option<&T> {
+        self.biases.get(block.min(self.biases.len().saturating_sub(1)))
     }
 
     /// The number of rows of all sources.
@@ -218,7 +244,7 @@ impl<T: Ops> Cache<T> {
 
     /// Whether the next token makes the cache replace its tensors.
     pub fn is_full(&self) -> bool {
-        self.position >= self.capacity || self.biases.is_empty()
+        self.position >= self.capacity || !self.has_biases
     }
 
     /// Moves on by one token.
@@ -248,17 +274,22 @@ impl<T: Ops> Cache<T> {
         self.biases.clear();
         let tables = if decoder.has_own_biases() { self.blocks.len() } else { 1 };
         for block in 0..tables {
-            self.biases.push(decoder.position_bias(block, self.capacity, self.capacity, 0)?);
+            self.biases.extend(decoder.position_bias(block, self.capacity, self.capacity, 0)?);
         }
+        self.has_biases = true;
         Ok(())
     }
 
     fn grow(&mut self) -> Result<()> {
         self.capacity = (self.capacity * 2).min(self.most);
         for block in &mut self.blocks {
+            let capacity = self.capacity.min(block.most);
             for old in [&mut block.own.k, &mut block.own.v] {
-                let &[batch, _, inner] = old.dims() else { unreachable!("keys and values have three dimensions") };
-                let new = old.zeros(&[batch, self.capacity, inner], old.dtype())?;
+                let &[batch, before, inner] = old.dims() else { unreachable!("keys and values have three dimensions") };
+                if before == capacity {
+                    continue;
+                }
+                let new = old.zeros(&[batch, capacity, inner], old.dtype())?;
                 new.set_positions(old, 0)?;
                 *old = new;
             }
@@ -268,8 +299,8 @@ impl<T: Ops> Cache<T> {
 
     /// Copies rows: in each pair, from the first to the second.
     pub fn copy_rows(&self, pairs: &[(usize, usize)]) -> Result<()> {
-        let positions = self.position;
         for block in self.blocks.iter().filter(|_| !pairs.is_empty()) {
+            let positions = self.position.min(block.most);
             block.own.k.copy_rows(pairs, positions)?;
             block.own.v.copy_rows(pairs, positions)?;
         }

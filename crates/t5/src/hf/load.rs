@@ -2,34 +2,34 @@
 //! not, under any of their names. Anything else that is missing, left over or mis-shaped is an error.
 
 mod stored_files;
+mod table_names;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
-use super::model_directory::ModelDirectory;
+use super::carried::{Carried, is_carried};
+use super::model_directory::{Loaded, ModelDirectory};
 use super::peft::AdapterDirectory;
 use super::pytorch;
 use super::safetensors::{Reader, StoredIn, are_equal, part_name};
 use crate::config::{Config, read_object};
 use crate::error::{Error, Result};
-use crate::head::{Head, WRAPPED, is_of_classifier};
+use crate::head::{WRAPPED, is_of_classifier};
 use crate::init::initial_tensor;
 use crate::levers::LayerMajor;
 use crate::parameters::{Parameter, ParameterSpec, Part};
 use crate::stored_dtypes::StoredDtypes;
 use crate::weight_file::WeightFile;
 pub(super) use stored_files::StoredFiles;
+use table_names::{GEMMA_HEAD, TableNames};
 
 /// An index has about 100 bytes a tensor, and the deepest model that is accepted has 3,000 tensors.
 const LARGEST_INDEX_BYTES: u64 = 1 << 20;
 
-const SHARED: &str = "shared.weight";
-const LM_HEAD: &str = "lm_head.weight";
-/// Other names of the shared table. Writers that drop duplicates keep the one that they meet first.
-const EMBEDDINGS: [&str; 2] = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
 /// A table in T5's first published checkpoints, which is not used: cross attention has no position bias.
 const IGNORED: &str = "EncDecAttention.relative_attention_bias.weight";
 /// Weights in the order in which transformers looks for them, in one file or as an index of several.
@@ -85,9 +85,9 @@ pub(crate) fn load(
     device: &Device,
     (place, keeps): (Place, Keeps),
     is_frozen: bool,
-) -> Result<(Config, Vec<Parameter>, Option<WeightFile>)> {
+) -> Result<Loaded> {
     let mut config = Config::from_file(&directory.join("config.json"))?;
-    let stored = Files::open(directory)?;
+    let stored = Files::open(directory, &config)?;
     // A classifier of the same kind with the same outputs is the wanted one.
     let has_classifier = head.is_none_or(|head| *head == config.head);
     if let Some(head) = head {
@@ -145,7 +145,8 @@ pub(crate) fn load(
             tensor_storage::absent::release(&parameter.tensor)?;
         }
     }
-    Ok((config, parameters, file))
+    let carried = Carried::of(stored.readers, &config)?.map(Rc::new);
+    Ok(Loaded { config, parameters, file, carried })
 }
 
 /// The weights of a model directory as they are stored: the contents of its headers, without values.
@@ -169,7 +170,7 @@ impl StoredWeights {
     /// # Errors
     /// As [`crate::T5::load`], for files and headers.
     pub fn of(directory: &Path, config: &Config) -> Result<StoredWeights> {
-        let stored = Files::open(directory)?;
+        let stored = Files::open(directory, config)?;
         let specs = specs_with_head(config);
         let stored_as = |spec: &ParameterSpec| {
             let name = stored.name_of(&spec.name);
@@ -182,10 +183,10 @@ impl StoredWeights {
         let read_from = StoredIn::of(stored.readers.iter().flat_map(Reader::dtypes).chain(of_adapter));
         let copying =
             |dtype| stored.copied(&specs, dtype).map(|spec| copying_bytes(spec, dtype, read_from)).max().unwrap_or(0);
-        let tables = EMBEDDINGS.into_iter().chain([LM_HEAD, SHARED]);
+        let tables = stored.holder.keys().filter(|name| stored.tables.has(name));
         Ok(StoredWeights {
             is_bf16: matrices.all(|spec| stored_as(spec).is_none_or(|dtype| dtype == DType::BF16)),
-            has_duplicates: tables.filter(|name| stored.holder.contains_key(*name)).count() > 1,
+            has_duplicates: tables.count() > 1,
             read_from,
             copied_bytes: [of(DType::F32), of(DType::BF16)],
             copying_bytes: [copying(DType::F32), copying(DType::BF16)],
@@ -223,7 +224,7 @@ impl StoredDtypes {
     /// # Errors
     /// As [`crate::T5::load`], for files and headers.
     pub fn of(directory: &Path, config: &Config) -> Result<StoredDtypes> {
-        Ok(Files::open(directory)?.dtypes(config))
+        Ok(Files::open(directory, config)?.dtypes(config))
     }
 }
 
@@ -232,7 +233,8 @@ impl StoredDtypes {
 /// # Errors
 /// As [`crate::T5::load`], for files and headers.
 pub fn weight_files(directory: &Path) -> Result<Vec<PathBuf>> {
-    Ok(Files::open(directory)?.readers.iter().map(|reader| reader.path().to_owned()).collect())
+    let (readers, _) = Files::open_as_named(directory)?;
+    Ok(readers.iter().map(|reader| reader.path().to_owned()).collect())
 }
 
 /// Every parameter that the files may have, whether the head is tied or not.
@@ -245,14 +247,29 @@ fn specs_with_head(config: &Config) -> Vec<ParameterSpec> {
 struct Files {
     readers: Vec<Reader>,
     holder: BTreeMap<String, usize>,
+    tables: TableNames,
 }
 
+/// Open files, and which of them holds which tensor.
+type Named = (Vec<Reader>, BTreeMap<String, usize>);
+
 impl Files {
-    fn open(directory: &Path) -> Result<Files> {
-        let Files { readers, holder } = Self::open_as_named(directory)?;
+    /// The files of the model with this configuration.
+    fn open(directory: &Path, config: &Config) -> Result<Files> {
+        let (readers, holder) = Self::open_as_named(directory)?;
+        let tables = TableNames::of(config);
+        let renamed = |readers: Vec<Reader>, holder: BTreeMap<String, usize>, bare: &dyn Fn(&str) -> String| {
+            let readers = readers.into_iter().map(|reader| reader.renamed(bare)).collect::<Result<_>>()?;
+            let holder = holder.into_iter().map(|(name, shard)| (bare(&name), shard)).collect();
+            Ok(Files { readers, holder, tables })
+        };
+        if config.gemma.is_some() {
+            // transformers has this module's name in its model, and not in the files that it writes.
+            return renamed(readers, holder, &|name| name.replacen(".text_model.", ".", 1));
+        }
         let prefix = wrapper(holder.keys().map(String::as_str)).to_owned();
         if prefix.is_empty() {
-            return Ok(Files { readers, holder });
+            return Ok(Files { readers, holder, tables });
         }
         if prefix != WRAPPED {
             let shown = directory.display();
@@ -260,19 +277,17 @@ impl Files {
                 "{shown}: the names of all tensors begin with `{prefix}`, as a wrapper names them; it is left out"
             );
         }
-        let readers = readers.into_iter().map(|reader| reader.without_prefix(&prefix)).collect::<Result<_>>()?;
-        let bare = |name: String| name.strip_prefix(&prefix).map_or(name.clone(), str::to_owned);
-        Ok(Files { readers, holder: holder.into_iter().map(|(name, shard)| (bare(name), shard)).collect() })
+        renamed(readers, holder, &|name| name.strip_prefix(&prefix).unwrap_or(name).to_owned())
     }
 
     /// The files, with the names of tensors as they are stored.
-    fn open_as_named(directory: &Path) -> Result<Files> {
+    fn open_as_named(directory: &Path) -> Result<Named> {
         for (single, index, format) in WEIGHTS {
             let (single, index) = (directory.join(single), directory.join(index));
             if single.is_file() {
                 let reader = format.open(&single)?;
                 let holder = reader.names().into_iter().map(|name| (name, 0)).collect();
-                return Ok(Files { readers: vec![reader], holder });
+                return Ok((vec![reader], holder));
             }
             if index.is_file() {
                 return Self::open_shards(directory, &index, format);
@@ -281,7 +296,7 @@ impl Files {
         Err(without_weights(directory))
     }
 
-    fn open_shards(directory: &Path, index: &Path, format: Format) -> Result<Files> {
+    fn open_shards(directory: &Path, index: &Path, format: Format) -> Result<Named> {
         let bad = |problem: String| Error::Json { path: index.into(), problem };
         let object = read_object(index, LARGEST_INDEX_BYTES)?;
         let Some(Value::Object(weight_map)) = object.get("weight_map") else {
@@ -315,7 +330,7 @@ impl Files {
                 holder.entry(name).or_insert(shard);
             }
         }
-        Ok(Files { readers, holder })
+        Ok((readers, holder))
     }
 
     /// The parameters that cannot be used where they are stored and are large enough for a file.
@@ -377,7 +392,11 @@ impl Files {
     /// The error for a tensor that no file has.
     fn missing(&self, directory: &Path, spec: &ParameterSpec) -> Error {
         let is_there = |stack: &str| self.holder.keys().any(|name| name.starts_with(stack));
-        if spec.part.is_decoder() && !is_there("decoder.block.") && is_there("encoder.block.") {
+        let [decoder, encoder] = match self.tables.head {
+            GEMMA_HEAD => ["model.decoder.layers.", "model.encoder.layers."],
+            _ => ["decoder.block.", "encoder.block."],
+        };
+        if spec.part.is_decoder() && !is_there(decoder) && is_there(encoder) {
             return Error::Directory {
                 path: directory.into(),
                 problem: "its weights are those of an encoder, without a decoder".into(),
@@ -406,10 +425,13 @@ impl Files {
 
     /// The name under which a parameter is stored: its own, or, for the shared table, one of its others.
     fn name_of<'a>(&self, name: &'a str) -> &'a str {
-        if name != SHARED || self.holder.contains_key(SHARED) {
+        let TableNames { shared, others, head, of_head } = self.tables;
+        if self.holder.contains_key(name) {
             return name;
         }
-        EMBEDDINGS.into_iter().chain([LM_HEAD]).find(|other| self.holder.contains_key(*other)).unwrap_or(name)
+        let others = others.iter().copied().filter(|_| name == shared);
+        let mut others = others.chain([head].into_iter().filter(|_| name == of_head));
+        others.find(|other| self.holder.contains_key(*other)).unwrap_or(name)
     }
 
     /// transformers 5's rule: a separate head in the file is a separate head, unless it equals
@@ -418,10 +440,11 @@ impl Files {
         if !config.head.is_language() {
             return Ok(false);
         }
-        let embedding = self.name_of(SHARED);
+        let TableNames { head: head_name, of_head, .. } = self.tables;
+        let embedding = self.name_of(of_head);
         let beside =
             || self.readers.first().map(|reader| reader.path().with_file_name("config.json")).unwrap_or_default();
-        let own_head = self.reader(LM_HEAD).filter(|_| embedding != LM_HEAD);
+        let own_head = self.reader(head_name).filter(|_| embedding != head_name);
         let (Some(head), Some(shared)) = (own_head, self.reader(embedding)) else {
             if !config.tie_word_embeddings {
                 tracing::warn!(
@@ -432,17 +455,18 @@ impl Files {
             }
             return Ok(true);
         };
-        if self.are_one(LM_HEAD, embedding) {
+        // A T5Gemma's head is its table: another one is named with the duplicates.
+        if self.are_one(head_name, embedding) || config.gemma.is_some() {
             return Ok(true);
         }
         let table = [config.vocab_size, config.d_model];
-        if head.shape(LM_HEAD) != Some(&table) || shared.shape(embedding) != Some(&table) {
+        if head.shape(head_name) != Some(&table) || shared.shape(embedding) != Some(&table) {
             return Ok(false); // loading names the mis-shaped one
         }
-        let is_equal = are_equal([(head, LM_HEAD), (shared, embedding)], dtype)?;
+        let is_equal = are_equal([(head, head_name), (shared, embedding)], dtype)?;
         if !is_equal && config.tie_word_embeddings {
             tracing::warn!(
-                "{}: the head is tied to the shared table (`tie_word_embeddings`), but `{LM_HEAD}` has other values: they \
+                "{}: the head is tied to the shared table (`tie_word_embeddings`), but `{head_name}` has other values: they \
                  are the head, as in transformers 5 (version 4 passes over them)",
                 beside().display()
             );
@@ -466,23 +490,29 @@ impl Files {
         let parts: BTreeSet<String> = parameters.iter().flat_map(parts_of).collect();
         for (name, &shard) in &self.holder {
             let reader = &self.readers[shard];
-            let is_duplicate = EMBEDDINGS.contains(&name.as_str()) || (name == LM_HEAD && config.tie_word_embeddings);
-            if is_duplicate {
-                let shared = self.name_of(SHARED);
+            let TableNames { shared: first, others, head, of_head } = self.tables;
+            let is_head = name == head && config.tie_word_embeddings;
+            if others.contains(&name.as_str()) || is_head {
+                let table = if is_head { of_head } else { first };
+                let shared = self.name_of(table);
                 let both = |holder| [(reader, name.as_str()), (holder, shared)];
-                let is_other = |holder| Ok::<_, Error>(!are_equal(both(holder), known[SHARED].dtype())?);
+                let is_other = |holder| Ok::<_, Error>(!are_equal(both(holder), known[table].dtype())?);
                 if !self.are_one(name, shared) && self.reader(shared).map_or(Ok(true), is_other)? {
                     return Err(Error::TensorMismatch {
                         path: reader.path().into(),
                         tensor: name.clone(),
-                        expected: "the same values as `shared.weight`".into(),
-                        got: "others (T5 has one embedding table)".into(),
+                        expected: format!("the same values as `{table}`"),
+                        got: match config.gemma {
+                            Some(_) => "others (the model has one table for both)".into(),
+                            None => "others (T5 has one embedding table)".into(),
+                        },
                     });
                 }
             } else if !known.contains_key(name.as_str())
                 && !parts.contains(name)
                 && !name.ends_with(IGNORED)
-                && !is_of_another_head(name, &config.head)
+                && !is_of_another_head(name, config)
+                && !is_carried(name, config)
             {
                 return Err(Error::UnexpectedTensor { path: reader.path().into(), tensor: name.clone() });
             }
@@ -492,9 +522,10 @@ impl Files {
 }
 
 /// Whether a tensor belongs to a part of a T5 that a model with this head does not have.
-fn is_of_another_head(name: &str, head: &Head) -> bool {
-    let is_of_decoder = name.starts_with("decoder.") && !head.has_decoder();
-    is_of_decoder || !head.is_language() && (name == LM_HEAD || is_of_classifier(name))
+fn is_of_another_head(name: &str, config: &Config) -> bool {
+    let head = &config.head;
+    let is_of_decoder = name.trim_start_matches("model.").starts_with("decoder.") && !head.has_decoder();
+    is_of_decoder || !head.is_language() && (name == TableNames::of(config).head || is_of_classifier(name))
 }
 
 /// Opens a file that an index names.

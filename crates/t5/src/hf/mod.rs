@@ -5,6 +5,7 @@
 //! needs a second copy of anything.
 
 mod average;
+mod carried;
 mod load;
 mod merge;
 mod model_directory;
@@ -19,9 +20,11 @@ mod vocabulary;
 mod zip;
 
 pub use average::{AveragedModels, average_with};
+pub(crate) use carried::Carried;
 pub(crate) use load::{Keeps, Place, copying_bytes, load};
 pub use load::{StoredWeights, weight_files};
 pub use merge::{MergedAdapter, merge_adapter_with};
+pub(crate) use model_directory::Loaded;
 pub use model_directory::ModelDirectory;
 pub use quantise::{QuantisedWeights, quantise_with};
 pub(crate) use save::{save, save_with, serve_weights};

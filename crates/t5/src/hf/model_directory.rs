@@ -1,8 +1,13 @@
-//! [`ModelDirectory`]: which model is wanted of a directory.
+//! [`ModelDirectory`]: which model is wanted of a directory, and [`Loaded`]: the model that was read.
 
 use std::path::Path;
+use std::rc::Rc;
 
+use super::carried::Carried;
+use crate::config::Config;
 use crate::head::Head;
+use crate::parameters::Parameter;
+use crate::weight_file::WeightFile;
 
 /// A directory of Hugging Face files, and the model that is wanted of it.
 #[derive(Clone, Copy, Debug)]
@@ -20,4 +25,14 @@ impl<'a, P: AsRef<Path> + ?Sized> From<&'a P> for ModelDirectory<'a> {
     fn from(path: &'a P) -> Self {
         ModelDirectory { path: path.as_ref(), head: None, seed: 0 }
     }
+}
+
+/// A model that was read from a directory.
+pub(crate) struct Loaded {
+    pub config: Config,
+    pub parameters: Vec<Parameter>,
+    /// The file of large weights, if there is one.
+    pub file: Option<WeightFile>,
+    /// Tensors that no text uses.
+    pub carried: Option<Rc<Carried>>,
 }

@@ -132,10 +132,10 @@ impl Reader {
         Reader { path: path.into(), file: Mutex::new(file), contents: Contents::Table(tensors) }
     }
 
-    /// The same file, whose tensors' names lack a prefix that all of them have.
-    pub(crate) fn without_prefix(self, prefix: &str) -> Result<Reader> {
-        let stripped = |name: String| Ok((name.strip_prefix(prefix).unwrap_or(&name).to_owned(), self.extent(&name)?));
-        let tensors = self.names().into_iter().map(stripped).collect::<Result<_>>()?;
+    /// The same file, with other names for its tensors.
+    pub(crate) fn renamed(self, name_of: &dyn Fn(&str) -> String) -> Result<Reader> {
+        let renamed = |name: String| Ok((name_of(&name), self.extent(&name)?));
+        let tensors = self.names().into_iter().map(renamed).collect::<Result<_>>()?;
         Ok(Reader { contents: Contents::Table(tensors), ..self })
     }
 
@@ -372,6 +372,14 @@ impl Reader {
             });
         })?;
         read.map(|()| tensor)
+    }
+
+    /// Calls `f` with successive pieces of a tensor's bytes, as they are stored.
+    ///
+    /// # Errors
+    /// As [`Reader::read`], and the errors of `f`.
+    pub(crate) fn each_piece(&self, name: &str, f: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        self.pieces(&self.extent(name)?, PIECE_BYTES, f)
     }
 
     /// Calls `f` with successive pieces of a tensor's bytes, of `most` bytes each: a multiple of every dtype's size.

@@ -8,6 +8,7 @@ use std::path::Path;
 use candle_core::{DType, Tensor};
 use serde_json::Value;
 
+use super::carried::Carried;
 use super::safetensors::{PIECE_BYTES, TensorHeader, Writer};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -18,9 +19,9 @@ use crate::parameters::{Parameter, Part};
 pub(crate) fn save(
     directory: &Path,
     config: &Config,
-    parameters: (&[Parameter], Option<&dyn Pager<Tensor>>),
+    weights: (&[Parameter], Option<&dyn Pager<Tensor>>, Option<&Carried>),
 ) -> Result<()> {
-    save_with(directory, config, parameters, |name, write| {
+    save_with(directory, config, weights, |name, write| {
         let path = directory.join(name);
         let file = File::create(&path).map_err(Error::io(&path))?;
         let mut file = BufWriter::with_capacity(PIECE_BYTES, file);
@@ -30,10 +31,11 @@ pub(crate) fn save(
 }
 
 /// Hands each file in turn to `file`: its name, and the function that writes it. Weights that lie elsewhere are fetched one at a time.
+/// Carried tensors are copied from their files.
 pub(crate) fn save_with<E: From<Error>>(
     directory: &Path,
     config: &Config,
-    (parameters, pager): (&[Parameter], Option<&dyn Pager<Tensor>>),
+    (parameters, pager, carried): (&[Parameter], Option<&dyn Pager<Tensor>>, Option<&Carried>),
     mut file: impl FnMut(&str, &dyn Fn(&mut dyn Write) -> Result<()>) -> Result<(), E>,
 ) -> Result<(), E> {
     config.refuse_quantised("a model whose weights are not quantised, to be saved")?;
@@ -49,13 +51,20 @@ pub(crate) fn save_with<E: From<Error>>(
         dtype: stored(&parameters[*index]),
         shape: parameters[*index].tensor.dims().to_vec(),
     };
-    let headers: Vec<TensorHeader> = tensors.iter().map(header).collect();
+    let mut headers: Vec<(TensorHeader, Option<usize>)> =
+        tensors.iter().map(|tensor| (header(tensor), Some(tensor.1))).collect();
+    headers.extend(carried.into_iter().flat_map(Carried::headers).map(|header| (header.clone(), None)));
+    headers.sort_by_key(|(header, _)| std::cmp::Reverse(header.dtype.size_in_bytes()));
     let name = "model.safetensors";
     file(name, &|sink| {
         // transformers refuses files that do not say which framework wrote them.
-        let mut writer = Writer::new(&directory.join(name), sink, headers.clone(), &[("format", "pt")])?;
-        for (name, index) in &tensors {
-            let index = *index;
+        let all = headers.iter().map(|(header, _)| header.clone()).collect();
+        let mut writer = Writer::new(&directory.join(name), sink, all, &[("format", "pt")])?;
+        for (TensorHeader { name, .. }, index) in &headers {
+            let Some(index) = *index else {
+                carried.map_or(Ok(()), |carried| carried.write(name, &mut writer))?;
+                continue;
+            };
             let tensor = &parameters[index].tensor;
             pager.map_or(Ok(()), |pager| pager.page_in(index, tensor))?;
             writer.write(name, tensor)?;
@@ -90,7 +99,7 @@ fn in_order<'a>(config: &Config, parameters: &'a [Parameter]) -> Vec<(Cow<'a, st
 /// Whether a tied head is written as a separate one. transformers 4 scales the output of every tied head, so an unscaled one is
 /// written with the same values as the table. Version 4 leaves it alone, and 5 finds the two equal and ties them.
 fn has_own_head(config: &Config) -> bool {
-    config.tie_word_embeddings && !config.scale_decoder_outputs
+    config.tie_word_embeddings && !config.scale_decoder_outputs && config.gemma.is_none()
 }
 
 /// The dtype that a parameter is stored in. f64 exists for tests; a saved model is f32 or bf16.

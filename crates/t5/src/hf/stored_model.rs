@@ -62,7 +62,8 @@ impl StoredModel {
             Some(_) => "the model that these weights were made from: an adapter is merged into that one",
             None => "the model that these weights were made from",
         })?;
-        let files = StoredFiles::open(directory)?;
+        refuse_gemma(directory, &config)?;
+        let files = StoredFiles::open(directory, &config)?;
         config.tie_word_embeddings = files.is_tied(&config)?;
         let is_tied = config.tie_word_embeddings;
         let adapter = adapter.map(|adapter| AdapterDirectory::open(adapter, &config)).transpose()?;
@@ -172,6 +173,18 @@ impl StoredModel {
             }
         }
         Ok(())
+    }
+}
+
+/// Refuses a T5Gemma, for what is written from stored weights.
+pub(super) fn refuse_gemma(directory: &Path, config: &Config) -> Result<()> {
+    match config.gemma {
+        None => Ok(()),
+        Some(_) => Err(Error::Directory {
+            path: directory.into(),
+            problem: format!("the model is a {}, which this command does not write yet", config.family.model_type()),
+            hint: "`train_low_mem train`, `eval`, `generate`, `chat`, `serve` and `embed` take it".into(),
+        }),
     }
 }
 

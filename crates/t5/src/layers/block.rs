@@ -4,8 +4,8 @@ use super::Weights;
 use super::attention::{Attention, AttentionKept, AttentionSaved, Heads, SideGradients, SourceGradient};
 use super::feed_forward::{FeedForward, FeedForwardSaved};
 use super::linear::Linear;
-use crate::config::Config;
 use crate::context::LayerContext;
+use crate::description::AttentionDescription;
 use crate::error::Result;
 use crate::gradients::Gradients;
 use crate::ops::Ops;
@@ -77,16 +77,13 @@ impl<T> BlockSaved<T> {
 }
 
 impl<T: Ops> Block<T> {
-    pub fn new(weights: &Weights<T>, config: &Config, decoder: bool, block: usize) -> Result<Self> {
-        let prefix = format!("{}.block.{block}.layer", if decoder { "decoder" } else { "encoder" });
-        let attention = |layer: usize, cross: bool| {
-            Attention::new(weights, config, &format!("{prefix}.{layer}"), decoder, cross, block)
-        };
-        let last = if decoder { 2 } else { 1 };
+    pub fn new(weights: &Weights<T>, decoder: bool, block: usize) -> Result<Self> {
+        let description = weights.config.block(decoder, block);
+        let attention = |of: &AttentionDescription| Attention::new(weights, of, decoder, block);
         Ok(Block {
-            attention: attention(0, false),
-            cross: decoder.then(|| attention(1, true)),
-            feed_forward: FeedForward::new(weights, config, &format!("{prefix}.{last}"), decoder, block)?,
+            attention: attention(&description.own),
+            cross: description.cross.as_ref().map(attention),
+            feed_forward: FeedForward::new(weights, &description.feed_forward, decoder, block)?,
         })
     }
 
@@ -129,7 +126,7 @@ impl<T: Ops> Block<T> {
             let (y, saved) = layer.recompute(x, cx, heads.next())?;
             (x, cross) = (y, Some(saved));
         }
-        Ok(BlockSaved::Layers { attention, cross, feed_forward: self.feed_forward.recompute(x, &cx.noise)? })
+        Ok(BlockSaved::Layers { attention, cross, feed_forward: self.feed_forward.recompute(x, cx)? })
     }
 
     /// Adds the weights' gradients. Returns the gradient of the block's input where `wanted`. Does not enter
@@ -147,10 +144,13 @@ impl<T: Ops> Block<T> {
             BlockSaved::Input(input) => return self.backward(self.recompute(input, cx)?, dy, cx, side, wanted, grads),
             BlockSaved::Layers { attention, cross, feed_forward } => (attention, cross, feed_forward),
         };
-        let into_attention = wanted || side.bias.is_some() || self.attention.is_trained(grads);
-        let into_cross = into_attention
-            || matches!(side.source, SourceGradient::Wanted(_))
-            || self.cross.as_ref().is_some_and(|cross| cross.is_trained(grads));
+        let to_source = matches!(side.source, SourceGradient::Wanted(_));
+        let into_attention = wanted
+            || side.bias.is_some()
+            || (to_source && self.attention.sees_source())
+            || self.attention.is_trained(grads);
+        let into_cross =
+            into_attention || to_source || self.cross.as_ref().is_some_and(|cross| cross.is_trained(grads));
         let into_first = if self.cross.is_some() { into_cross } else { into_attention };
 
         let Some(mut dx) = self.feed_forward.backward(feed_forward, dy, cx, into_first, grads)? else {

@@ -1,15 +1,16 @@
 //! Feed-forward with its norm and residual: `y = x + dropout(wo(dropout(act(wi_0(n)) * wi_1(n))))`,
-//! `n = norm(x)`; without a gate `act(wi(n))`.
+//! `n = norm(x)`; without a gate `act(wi(n))`. Some models have a norm of the layer's output ([`super::residual`]).
 //!
-//! Kept for backward: x, the products before the activation, and narrow products of adapters. `n` and the activation are recomputed.
+//! Kept for backward: x, the products before the activation, the output before such a norm, and narrow products of adapters. `n` and the activation are recomputed.
 
 use t5_ops::Activation;
 
 use super::Weights;
 use super::linear::{Linear, try_map_narrow};
 use super::norm::Norm;
-use crate::config::Config;
+use super::residual::Residual;
 use crate::context::{LayerContext, Noise, Place, adapter_site, site};
+use crate::description::{FeedForwardDescription, LinearDescription};
 use crate::error::Result;
 use crate::gradients::Gradients;
 use crate::ops::Ops;
@@ -24,16 +25,17 @@ pub(crate) struct FeedForward<T> {
     wo: Linear<T>,
     activation: Activation,
     inner: u32,
-    residual: u32,
+    residual: Residual<T>,
 }
 
-/// Saved activations of feed-forward: x (B,T,D), gate and, in gated layers, up (B,T,F), and the narrow products of the adapters of gate,
-/// up and wo.
+/// Saved activations of feed-forward: x (B,T,D), gate and, in gated layers, up (B,T,F), the output before the norm after the
+/// layer, and the narrow products of the adapters of gate, up and wo.
 #[derive(Clone, Debug)]
 pub(crate) struct FeedForwardSaved<T> {
     x: T,
     gate: T,
     up: Option<T>,
+    projected: Option<T>,
     narrow: [Option<T>; 3],
 }
 
@@ -47,34 +49,39 @@ struct Products<T> {
 
 impl<T> FeedForwardSaved<T> {
     pub fn tensors(&self) -> impl Iterator<Item = &T> {
-        [&self.x, &self.gate].into_iter().chain(&self.up).chain(self.narrow.iter().flatten())
+        let tensors = [&self.x, &self.gate].into_iter().chain(&self.up).chain(&self.projected);
+        tensors.chain(self.narrow.iter().flatten())
     }
 
     /// Applies `f` to each tensor, in the order of [`FeedForwardSaved::tensors`].
     pub fn try_map<U>(self, f: &mut dyn FnMut(T) -> Result<U>) -> Result<FeedForwardSaved<U>> {
-        let FeedForwardSaved { x, gate, up, narrow } = self;
+        let FeedForwardSaved { x, gate, up, projected, narrow } = self;
         let (x, gate, up) = (f(x)?, f(gate)?, up.map(&mut *f).transpose()?);
-        Ok(FeedForwardSaved { x, gate, up, narrow: try_map_narrow(narrow, f)? })
+        let projected = projected.map(&mut *f).transpose()?;
+        Ok(FeedForwardSaved { x, gate, up, projected, narrow: try_map_narrow(narrow, f)? })
     }
 }
 
 impl<T: Ops> FeedForward<T> {
-    pub fn new(weights: &Weights<T>, config: &Config, layer: &str, decoder: bool, block: usize) -> Result<Self> {
-        let linear = |w: &str, number: u32| {
-            weights.linear(&format!("{layer}.DenseReluDense.{w}"), adapter_site(decoder, Some(block), number))
+    pub fn new(
+        weights: &Weights<T>,
+        description: &FeedForwardDescription,
+        decoder: bool,
+        block: usize,
+    ) -> Result<Self> {
+        let linear = |linear: &LinearDescription, number: u32| {
+            weights.linear(&linear.name, adapter_site(decoder, Some(block), number))
         };
-        let gated = config.is_gated_act;
+        let (kind, site) = (description.kind, |place| site(decoder, Some(block), place));
+        let residual = site(Place::FeedForwardResidual);
         Ok(FeedForward {
-            norm: Norm {
-                weight: weights.get(format!("{layer}.layer_norm.weight")),
-                epsilon: config.layer_norm_epsilon,
-            },
-            gate: linear(if gated { "wi_0" } else { "wi" }, 8),
-            up: gated.then(|| linear("wi_1", 9)),
-            wo: linear("wo", 10),
-            activation: config.activation()?,
-            inner: site(decoder, Some(block), Place::FeedForwardInner),
-            residual: site(decoder, Some(block), Place::FeedForwardResidual),
+            norm: Norm::new(weights, &description.norm, kind),
+            gate: linear(&description.gate, 8),
+            up: description.up.as_ref().map(|up| linear(up, 9)),
+            wo: linear(&description.down, 10),
+            activation: weights.config.activation()?,
+            inner: site(Place::FeedForwardInner),
+            residual: Residual::new(weights, description.norm_after.as_deref(), kind, residual),
         })
     }
 
@@ -91,10 +98,19 @@ impl<T: Ops> FeedForward<T> {
         Ok(Products { gate, up, narrow: [of_gate, of_up] })
     }
 
-    /// The tensors that forward would have kept, without the output and without `wo`'s narrow product.
-    pub fn recompute(&self, x: T, noise: &Noise) -> Result<FeedForwardSaved<T>> {
-        let Products { gate, up, narrow: [of_gate, of_up] } = self.products(&x, noise)?;
-        Ok(FeedForwardSaved { x, gate, up, narrow: [of_gate, of_up, None] })
+    /// The tensors that forward would have kept, without the output and, where no norm is after the layer, without `wo`'s narrow product.
+    pub fn recompute(&self, x: T, cx: &LayerContext<T>) -> Result<FeedForwardSaved<T>> {
+        let Products { gate, up, narrow: [of_gate, of_up] } = self.products(&x, &cx.noise)?;
+        let (projected, of_wo) = match self.residual.needs_projected() {
+            true => {
+                let inner = cx.dropout(self.inner);
+                let h = T::activation(&gate, up.as_ref(), self.activation, inner.as_ref())?;
+                let (projected, of_wo) = self.wo.forward_keeping(&h, &cx.noise)?;
+                (Some(projected), of_wo)
+            }
+            false => (None, None),
+        };
+        Ok(FeedForwardSaved { x, gate, up, projected, narrow: [of_gate, of_up, of_wo] })
     }
 
     /// The layer's output. `x` is (B, T, D).
@@ -105,13 +121,14 @@ impl<T: Ops> FeedForward<T> {
         let kept = keep.then_some((gate, up, of_gate, of_up));
         let (projected, of_wo) = self.wo.forward_keeping(&h, &cx.noise)?; // (B, T, D)
         drop(h);
+        let (y, projected) = self.residual.forward(&x, projected, cx)?;
         let saved = kept.map(|(gate, up, of_gate, of_up)| FeedForwardSaved {
-            x: x.clone(),
+            x,
             gate,
             up,
+            projected,
             narrow: [of_gate, of_up, of_wo],
         });
-        let y = T::dropout_add(&x, &projected, cx.dropout(self.residual).as_ref())?;
         Ok((y, saved))
     }
 
@@ -124,9 +141,9 @@ impl<T: Ops> FeedForward<T> {
         wanted: bool,
         grads: &mut Gradients<T>,
     ) -> Result<Option<T>> {
-        let FeedForwardSaved { x, gate, up, narrow: [of_gate, of_up, of_wo] } = saved;
+        let FeedForwardSaved { x, gate, up, projected, narrow: [of_gate, of_up, of_wo] } = saved;
         let inner = cx.dropout(self.inner);
-        let dprojected = self.wo.backward(T::dropout(&dy, cx.dropout(self.residual).as_ref())?)?;
+        let dprojected = self.wo.backward(self.residual.backward(projected, &dy, cx, grads)?)?;
         let dh = self.wo.backward_input(&dprojected, None, &cx.noise)?;
         let (h, dgate, dup) = T::activation_backward(gate, up, self.activation, inner.as_ref(), dh)?;
         self.wo.backward_weight(&dprojected, (&h, of_wo), &cx.noise, grads)?;
@@ -159,6 +176,6 @@ impl<T: Ops> FeedForward<T> {
     pub fn infer(&self, x: &T) -> Result<T> {
         let Products { gate, up, narrow: _ } = self.products(x, &Noise::NONE)?;
         let h = T::activation(&gate, up.as_ref(), self.activation, None)?;
-        T::dropout_add(x, &self.wo.forward(&h, &Noise::NONE)?, None)
+        self.residual.infer(x, &self.wo.forward(&h, &Noise::NONE)?)
     }
 }

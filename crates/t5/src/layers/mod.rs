@@ -16,6 +16,7 @@ pub(crate) mod classifier;
 pub(crate) mod feed_forward;
 pub(crate) mod linear;
 pub(crate) mod norm;
+pub(crate) mod residual;
 pub(crate) mod stack;
 
 use crate::config::Config;

@@ -8,8 +8,8 @@ use t5_ops::RelativePosition;
 use super::Weights;
 use super::block::Block;
 use super::norm::Norm;
-use crate::config::Config;
 use crate::context::{Noise, Place, site};
+use crate::description::Positions;
 use crate::error::Result;
 use crate::gradients::Gradients;
 use crate::ops::Ops;
@@ -22,30 +22,32 @@ pub(crate) struct Stack<T> {
     tables: Vec<Weight<T>>,
     relative: RelativePosition,
     final_norm: Norm<T>,
+    /// Factor of the embedding's rows.
+    embedding_scale: f64,
     embedding_site: u32,
     final_site: u32,
 }
 
 impl<T: Ops> Stack<T> {
-    pub fn new(weights: &Weights<T>, config: &Config, decoder: bool) -> Result<Self> {
-        let (name, blocks) = match decoder {
-            false => ("encoder", config.num_layers),
-            true => ("decoder", config.num_decoder_layers),
+    pub fn new(weights: &Weights<T>, decoder: bool) -> Result<Self> {
+        let config = weights.config;
+        let stack = config.stack(decoder);
+        let table = |block| match config.block(decoder, block).own.positions {
+            Positions::Bias { table } => table,
+            Positions::Rotary { .. } | Positions::None => None,
         };
-        let tables = if config.family.has_a_table_in_every_block() { blocks } else { blocks.min(1) };
-        let table =
-            |block| weights.get(format!("{name}.block.{block}.layer.0.SelfAttention.relative_attention_bias.weight"));
         // A decoder that is not there has no norm, and never asks for one.
-        let norm = format!("{}.final_layer_norm.weight", if blocks == 0 { "encoder" } else { name });
+        let norm = if stack.blocks == 0 { config.stack(false).final_norm } else { stack.final_norm };
         Ok(Stack {
-            blocks: (0..blocks).map(|block| Block::new(weights, config, decoder, block)).collect::<Result<_>>()?,
-            tables: (0..tables).map(table).collect(),
+            blocks: (0..stack.blocks).map(|block| Block::new(weights, decoder, block)).collect::<Result<_>>()?,
+            tables: (0..stack.blocks).filter_map(table).map(|name| weights.get(name)).collect(),
             relative: RelativePosition {
                 buckets: config.relative_attention_num_buckets,
                 max_distance: config.relative_attention_max_distance,
                 bidirectional: !decoder,
             },
-            final_norm: Norm { weight: weights.get(norm), epsilon: config.layer_norm_epsilon },
+            final_norm: Norm::new(weights, &norm, stack.norm),
+            embedding_scale: stack.embedding_scale,
             embedding_site: site(decoder, None, Place::Embedding),
             final_site: site(decoder, None, Place::FinalNorm),
         })
@@ -61,27 +63,42 @@ impl<T: Ops> Stack<T> {
         self.tables.iter().map(|table| grads.trains(table)).collect()
     }
 
-    /// The bias in a block of `queries` positions from `first_query` on over `keys` positions, (H, queries + keys - 1).
-    pub fn position_bias(&self, block: usize, queries: usize, keys: usize, first_query: usize) -> Result<T> {
-        T::relative_bias(&self.table(block).tensor, &self.relative, queries, keys, first_query)
+    /// The bias in a block of `queries` positions from `first_query` on over `keys` positions, (H, queries + keys - 1), if blocks have one.
+    pub fn position_bias(&self, block: usize, queries: usize, keys: usize, first_query: usize) -> Result<Option<T>> {
+        let table = self.table(block);
+        table.map(|table| T::relative_bias(&table.tensor, &self.relative, queries, keys, first_query)).transpose()
     }
 
     /// Adds the gradient of the bias of `length` positions to the gradient of the block's table.
     pub fn bias_backward(&self, block: usize, dbias: &T, length: usize, grads: &mut Gradients<T>) -> Result<()> {
-        if let Some(dtable) = grads.accumulator(self.table(block))? {
+        let table = self.table(block).expect("a stack with a gradient of a bias has its table");
+        if let Some(dtable) = grads.accumulator(table)? {
             T::relative_bias_backward(dbias, &self.relative, length, length, &dtable)?;
         }
         Ok(())
     }
 
-    fn table(&self, block: usize) -> &Weight<T> {
-        &self.tables[block.min(self.tables.len() - 1)]
+    fn table(&self, block: usize) -> Option<&Weight<T>> {
+        self.tables.get(block.min(self.tables.len().saturating_sub(1)))
     }
 
     /// The stack's first activations (B, T, D).
     pub fn embed(&self, ids: &T, embedding: &Weight<T>, dtype: DType, noise: &Noise) -> Result<T> {
-        let x = T::embedding(ids, embedding.whole(), dtype)?;
+        let x = T::embedding(ids, embedding.whole(), dtype)?.scaled(self.scale_in(dtype))?;
         T::dropout(&x, noise.dropout(self.embedding_site).as_ref())
+    }
+
+    /// The factor of the embedding's rows, rounded as transformers does: it is a tensor of that dtype.
+    fn scale_in(&self, dtype: DType) -> f64 {
+        match dtype {
+            DType::BF16 => {
+                // To the nearest, ties to even.
+                let bits = (self.embedding_scale as f32).to_bits();
+                f64::from(f32::from_bits((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000))
+            }
+            DType::F64 => self.embedding_scale,
+            _ => f64::from(self.embedding_scale as f32),
+        }
     }
 
     /// Adds the gradient of the embedding's rows.
@@ -95,6 +112,7 @@ impl<T: Ops> Stack<T> {
     ) -> Result<()> {
         if let Some(dtable) = grads.accumulator(embedding)? {
             let dx = T::dropout(&dx, noise.dropout(self.embedding_site).as_ref())?;
+            let dx = dx.scaled(self.scale_in(dx.dtype()))?;
             T::embedding_backward(ids, &dx, &dtable)?;
         }
         Ok(())

@@ -370,6 +370,10 @@ impl Ops for Tensor {
         }
     }
 
+    fn transposed(&self) -> Result<Self> {
+        Ok(self.transpose(1, 2)?.contiguous()?)
+    }
+
     fn select(&self, rows: &[u32]) -> Result<Self> {
         let rows = Tensor::from_slice(rows, rows.len(), self.device())?;
         Ok(self.index_select(&rows, 0)?)

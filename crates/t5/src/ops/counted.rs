@@ -543,6 +543,11 @@ impl Ops for Counted {
         }
     }
 
+    fn transposed(&self) -> Result<Self> {
+        let [batch, heads, length] = self.dims;
+        Ok(self.ledger().tensor(&[batch, length, heads], self.dtype))
+    }
+
     fn select(&self, rows: &[u32]) -> Result<Self> {
         let mut dims = self.dims;
         dims[0] = rows.len();

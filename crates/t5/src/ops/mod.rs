@@ -332,6 +332,8 @@ pub trait Ops: Clone + Debug + Sized {
     fn part(&self, from: usize, count: usize) -> Result<Self>;
     /// The samples of all parts, one part after the other.
     fn joined(parts: Vec<Self>) -> Result<Self>;
+    /// (B, H, T) as (B, T, H), in new memory.
+    fn transposed(&self) -> Result<Self>;
     /// Samples `rows` of `self` (B, ..).
     fn select(&self, rows: &[u32]) -> Result<Self>;
     /// Copies the first `positions` of samples of `self` (B, T, D) over those of others: of each pair the first to the second.

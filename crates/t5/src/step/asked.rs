@@ -37,16 +37,15 @@ pub(crate) fn asked<T: Ops>(
         let meant = parameters.iter().enumerate().filter(move |(_, of)| part.is_none_or(|part| part == of.part));
         meant.map(|(index, _)| index)
     };
-    let has_tied_head = network.head.weight.index == network.shared.index;
     for event in events {
         match event {
             Event::Decide => break,
-            Event::Embed { .. } => list.fetch_remote(&network.shared),
+            Event::Embed { decoder, .. } => list.fetch_remote(network.table(*decoder)),
             Event::Prefetch(part) | Event::PageIn(part) => {
                 network.weights_of(*part).for_each(|weight| list.fetch_remote(weight))
             }
             Event::PageOut(part) => network.weights_of(*part).for_each(|weight| list.release(weight)),
-            Event::SumHead if has_tied_head => list.begin_sum(network.shared.index),
+            Event::SumHead if network.has_tied_head() => list.begin_sum(network.head.weight.index),
             Event::EndHead => list.end_sum(network.head.weight.index),
             Event::Send { part, .. } => indices(Some(*part)).for_each(|index| list.begin_sum(index)),
             Event::HandOver { part, .. } => indices(*part).for_each(|index| {

@@ -166,8 +166,8 @@ impl<'a, T: Ops> Step<'a, T> {
     }
 
     /// Sets the first micro-batch's state to the beginning of a stack, for a rehearsal.
-    pub(super) fn set_stage(&mut self, decoder: bool, bias: T, encoded: Option<T>) {
-        self.slots[0].bias[usize::from(decoder)] = Some(bias);
+    pub(super) fn set_stage(&mut self, decoder: bool, bias: Option<T>, encoded: Option<T>) {
+        self.slots[0].bias[usize::from(decoder)] = bias;
         self.slots[0].encoded = encoded;
     }
 
@@ -307,7 +307,7 @@ impl<'a, T: Ops> Step<'a, T> {
             Event::SumHead => {
                 // An untied head's gradient is complete, and is handed over with that part.
                 let index = self.network.head.weight.index;
-                if index == self.network.shared.index {
+                if self.network.has_tied_head() {
                     self.begin_sum(index, grads, observer)?;
                 }
             }
@@ -383,9 +383,10 @@ impl<'a, T: Ops> Step<'a, T> {
 
     fn embed(&mut self, decoder: bool, of: Range<usize>) -> Result<()> {
         let network = self.network;
-        network.fetch_remote(&network.shared)?;
+        let table = network.table(decoder);
+        network.fetch_remote(table)?;
         for i in of.clone() {
-            self.slots[i].bias[usize::from(decoder)] = Some(network.bias_of(&self.batches[i], decoder, 0)?);
+            self.slots[i].bias[usize::from(decoder)] = network.bias_of(&self.batches[i], decoder, 0)?;
         }
         for i in of {
             let (noise, ids) = (self.noise(i), self.batches[i].ids(decoder));
@@ -393,7 +394,7 @@ impl<'a, T: Ops> Step<'a, T> {
             if decoder {
                 slot.encoded = slot.x.take();
             }
-            slot.x = Some(network.stack(decoder).embed(ids, &network.shared, self.cx.activations, &noise)?);
+            slot.x = Some(network.stack(decoder).embed(ids, table, self.cx.activations, &noise)?);
         }
         Ok(())
     }
@@ -428,7 +429,7 @@ impl<'a, T: Ops> Step<'a, T> {
         if self.network.stack(decoder).has_own_biases() {
             let bias = &mut self.slots[i].bias[usize::from(decoder)];
             *bias = None;
-            *bias = Some(self.network.bias_of(&self.batches[i], decoder, block)?);
+            *bias = self.network.bias_of(&self.batches[i], decoder, block)?;
         }
         Ok(())
     }
@@ -504,8 +505,8 @@ impl<'a, T: Ops> Step<'a, T> {
                 let mut dbias = self.slots[i].dbias.take();
                 self.take_own_bias(i, decoder, block)?;
                 let cx = context(&self.slots[i], &self.batches[i], noise, decoder);
-                if way.trains_table && dbias.is_none() {
-                    dbias = Some(cx.bias.zeros(cx.bias.dims(), cx.bias.dtype())?);
+                if let Some(bias) = cx.bias.filter(|_| way.trains_table && dbias.is_none()) {
+                    dbias = Some(bias.zeros(bias.dims(), bias.dtype())?);
                 }
                 let mut side = SideGradients { bias: dbias.as_ref(), source: &mut source };
                 let dx = stack.blocks[block].backward(saved, dy, &cx, &mut side, way.passes_on, grads)?;
@@ -518,7 +519,9 @@ impl<'a, T: Ops> Step<'a, T> {
                 match (dx, way.to_embedding) {
                     (dx, ToEmbedding::No) => slot.dx = dx,
                     (None, _) => {}
-                    (Some(dx), ToEmbedding::Now) => stack.embed_backward(ids, &network.shared, dx, &noise, grads)?,
+                    (Some(dx), ToEmbedding::Now) => {
+                        stack.embed_backward(ids, network.table(decoder), dx, &noise, grads)?;
+                    }
                     (Some(dx), ToEmbedding::Later) => {
                         let dx = self.activations.put(dx)?;
                         self.pending_embedding_gradients.push(PendingEmbeddingGradient { number: i, decoder, dx });
@@ -561,7 +564,7 @@ fn context<'b, T: Ops>(
     noise: Noise<'b>,
     decoder: bool,
 ) -> LayerContext<'b, T> {
-    let bias = slot.bias[usize::from(decoder)].as_ref().expect("a stack is embedded before its blocks run");
+    let bias = slot.bias[usize::from(decoder)].as_ref();
     let source = slot.encoded.as_ref().filter(|_| decoder).map(|encoded| (encoded, batch.lengths(false)));
     LayerContext { noise, lengths: batch.lengths(decoder), bias, source }
 }

@@ -263,15 +263,17 @@ fn a_model_of_another_family_is_refused_by_its_name_and_nobody_is_told_to_rename
         let error = Config::from_json(&config.to_string(), "config.json").unwrap_err();
         assert_eq!(
             error.to_string(),
-            format!("config.json: the model is `{name}`, expected one of the T5 family (`model_type` t5, mt5 or umt5)")
+            format!(
+                "config.json: the model is `{name}`, expected one of the T5 family (`model_type` t5, mt5, umt5, t5gemma or t5gemma2)"
+            )
         );
         assert!(!error.hint().unwrap().contains("set "));
     };
-    for name in ["bart", "longt5", "switch_transformers", "t5gemma", "pegasus"] {
+    for name in ["bart", "longt5", "switch_transformers", "t5gemma3", "pegasus"] {
         check(json!({ "model_type": name }), name);
     }
     check(json!({ "architectures": ["BartForConditionalGeneration"] }), "BartForConditionalGeneration");
-    check(json!({ "architectures": ["T5GemmaForConditionalGeneration"] }), "T5GemmaForConditionalGeneration");
+    check(json!({ "architectures": ["T5Gemma3ForConditionalGeneration"] }), "T5Gemma3ForConditionalGeneration");
     for (config, family) in [
         (json!({}), Family::T5),
         (json!({ "architectures": ["T5WithLMHeadModel"] }), Family::T5),

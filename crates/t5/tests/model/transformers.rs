@@ -5,7 +5,7 @@ use candle_core::{DType, Tensor};
 use serde_json::{Map, Value};
 use t5::{Config, EvalContext, GenerateOptions, T5};
 
-const CASES: [&str; 19] = [
+const CASES: [&str; 23] = [
     "v1_0_relu_tied",
     "v1_1_gated_gelu_untied",
     "odd_shapes_untied",
@@ -26,6 +26,10 @@ const CASES: [&str; 19] = [
     "madlad",
     "ul2",
     "flan_f16",
+    "t5gemma",
+    "t5gemma_unbalanced",
+    "t5gemma2",
+    "t5gemma2_shards",
 ];
 
 #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::{DType, Tensor};
 
-use super::{EMBEDDINGS, Files, IGNORED, LM_HEAD, check_shape, is_of_another_head};
+use super::{Files, IGNORED, check_shape, is_carried, is_of_another_head};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::hf::safetensors::Reader;
@@ -15,8 +15,8 @@ use crate::parameters::ParameterSpec;
 pub(crate) struct StoredFiles(Files);
 
 impl StoredFiles {
-    pub(crate) fn open(directory: &Path) -> Result<StoredFiles> {
-        Files::open(directory).map(StoredFiles)
+    pub(crate) fn open(directory: &Path, config: &Config) -> Result<StoredFiles> {
+        Files::open(directory, config).map(StoredFiles)
     }
 
     /// [`Files::is_tied`], for values in f32.
@@ -40,8 +40,8 @@ impl StoredFiles {
             check_shape(reader, name, spec)?;
         }
         for (name, &shard) in &files.holder {
-            let is_table = EMBEDDINGS.contains(&name.as_str()) || name == LM_HEAD || name.ends_with(IGNORED);
-            let is_known = is_table || is_of_another_head(name, &config.head);
+            let is_table = files.tables.has(name) || name.ends_with(IGNORED);
+            let is_known = is_table || is_of_another_head(name, config) || is_carried(name, config);
             if !is_known && !specs.iter().any(|spec| spec.name == *name) {
                 return Err(Error::UnexpectedTensor { path: files.readers[shard].path().into(), tensor: name.clone() });
             }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
 use candle_core::DType;
-use t5_ops::{Calls, TokenLoss};
+use t5_ops::{Calls, Mask, TokenLoss};
 
 use super::{BlockArithmetic, Precisions, Shape};
 use crate::config::Config;
@@ -158,7 +158,7 @@ impl Rehearsal {
             target_tokens: 1,
             token_loss: TokenLoss::default(),
         };
-        let like = [false, true].map(|decoder| alike(&specs, &trains, network.stack(decoder).blocks.len(), decoder));
+        let like = [false, true].map(|decoder| alike(config, (&specs, &trains), decoder));
         let trains_tables = [false, true].map(|decoder| network.stack(decoder).trained_tables(&gradients));
         let (gradients, remembered) = (RefCell::new(gradients), RefCell::default());
         Ok(Rehearsal {
@@ -254,10 +254,10 @@ impl Rehearsal {
             _ => self.cx,
         };
         let mut step = Step::new(&self.network, &self.parameters, &cx, &batches, None)?;
-        let d_model = self.network.shared.tensor.dims()[1];
         let x = |decoder: bool| {
             let tokens = if decoder { shape.target_tokens } else { shape.source_tokens };
-            ledger.tensor(&[shape.samples, tokens, d_model], cx.activations)
+            let width = self.network.table(decoder).tensor.dims()[1];
+            ledger.tensor(&[shape.samples, tokens, width], cx.activations)
         };
         let (of, last) = (0..1, self.network.has_decoder());
         let mut run = |step: &mut Step<Counted>, event: Event| {
@@ -291,7 +291,7 @@ impl Rehearsal {
                 let ids = batches[0].ids(decoder);
                 let noise = Noise { dropout: cx.dropout, ..Noise::NONE };
                 let stack = self.network.stack(decoder);
-                stack.embed_backward(ids, &self.network.shared, dx, &noise, &mut gradients)?;
+                stack.embed_backward(ids, self.network.table(decoder), dx, &noise, &mut gradients)?;
                 let cost = self.counted_since(live, 0);
                 return Ok(cost);
             }
@@ -314,7 +314,7 @@ impl Rehearsal {
                     Source::Later => SourceGradient::Wanted(Some(x(false))),
                 };
                 let has_dbias = scene.trains_table && !scene.is_first && !self.network.stack(decoder).has_own_biases();
-                let dbias = has_dbias.then(|| self.network.bias_of(&batches[0], decoder, 0)).transpose()?;
+                let dbias = has_dbias.then(|| self.network.bias_of(&batches[0], decoder, 0)).transpose()?.flatten();
                 step.set_gradients((!is_encoder_norm).then_some(gradient), source, dbias);
                 Event::Backward(Backward {
                     unit: scene.unit,
@@ -418,7 +418,10 @@ pub(super) fn batch(ledger: &Ledger, shape: Shape) -> MicroBatch<Counted> {
 }
 
 /// For each block of a stack, the first block that has and trains the same parameters.
-fn alike(specs: &[ParameterSpec], trains: &[bool], blocks: usize, decoder: bool) -> Vec<usize> {
+fn alike(config: &Config, (specs, trains): (&[ParameterSpec], &[bool]), decoder: bool) -> Vec<usize> {
+    let blocks = config.stack(decoder).blocks;
+    let seen: Vec<Mask> = (0..blocks).map(|block| config.block(decoder, block).own.mask).collect();
+
     // Backward of block 0 ends with the table of positions.
     let mut masks: Vec<Vec<(bool, &str, &[usize])>> =
         (0..blocks).map(|block| vec![(block == 0, "", &[][..])]).collect();
@@ -429,9 +432,12 @@ fn alike(specs: &[ParameterSpec], trains: &[bool], blocks: usize, decoder: bool)
             _ => continue,
         };
         // Adapters may be in some blocks only, and of different ranks.
-        let name = spec.name.splitn(4, '.').last().unwrap_or_default();
+        let number = format!(".{block}.");
+        let name = spec.name.split_once(&number).map_or(spec.name.as_str(), |(_, name)| name);
         masks[block].push((*trains, name, &spec.shape));
     }
-    let first = |block: usize| (0..block).find(|&other| masks[other] == masks[block]).unwrap_or(block);
+    let first = |block: usize| {
+        (0..block).find(|&other| masks[other] == masks[block] && seen[other] == seen[block]).unwrap_or(block)
+    };
     (0..blocks).map(first).collect()
 }

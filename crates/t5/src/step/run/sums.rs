@@ -99,13 +99,14 @@ impl<T: Ops> Step<'_, T> {
         }
         let mut pending_embedding_gradients = std::mem::take(&mut self.pending_embedding_gradients);
         let Some(shards) = shards else { return self.enter(pending_embedding_gradients, grads) };
-        let index = self.network.shared.index;
+        let tables = [Some(&self.network.shared), self.network.own_decoder_table()];
+        let tables: Vec<usize> = tables.into_iter().flatten().map(|table| table.index).collect();
         for (shard, of) in shards {
             let (of_shard, rest) =
                 pending_embedding_gradients.into_iter().partition(|pending| of.contains(&pending.number));
             pending_embedding_gradients = rest;
             self.enter(of_shard, grads)?;
-            grads.close(shard, index, &self.parameters[index].tensor)?;
+            tables.iter().try_for_each(|&index| grads.close(shard, index, &self.parameters[index].tensor))?;
         }
         Ok(())
     }
@@ -119,7 +120,7 @@ impl<T: Ops> Step<'_, T> {
         while let Some(PendingEmbeddingGradient { number, decoder, dx }) = pending_embedding_gradients.next() {
             let dx = self.activations.get(dx, pending_embedding_gradients.peek().map(|next| &next.dx))?;
             let (stack, noise) = (self.network.stack(decoder), self.noise(number));
-            stack.embed_backward(self.batches[number].ids(decoder), &self.network.shared, dx, &noise, grads)?;
+            stack.embed_backward(self.batches[number].ids(decoder), self.network.table(decoder), dx, &noise, grads)?;
         }
         Ok(())
     }

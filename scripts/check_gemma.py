@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Trains T5Gemma and T5Gemma 2 by `train_low_mem` and by torch, answers with both, and loads the results in transformers.
+
+    python scripts/check_gemma.py --binary target/release/train_low_mem [--keep DIRECTORY] [NAME...]
+
+Each case is a directory as it is published, with random weights and a tokenizer with byte fallback. The command trains every parameter for six
+steps in f32; the reference is transformers in f64 with torch.optim.AdamW. `loss` and `grad_norm` are compared. The saved directory has to
+load with no missing and no unexpected keys, what texts do not use must be unchanged, and greedy answers must be those of
+transformers. Prints the largest relative differences; exits 1 above 1e-4.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+import tokenizers
+import torch
+import transformers
+from golden_cases import gemma
+from safetensors import safe_open
+
+WORDS = "red blue green stone river tree cloud bird seven nine über 学习 naïve under join split find keep".split()
+BATCH, ROWS, STEPS = 4, 12, 6
+PROMPTS = ["red stone", "seven 学习 birds", "naïve", "100 % 🎉"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(gemma.CASES)}; default: all")
+    parser.add_argument("--binary", required=True, type=pathlib.Path)
+    parser.add_argument("--keep", type=pathlib.Path, help="make everything here and leave it")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    gemma.exact_in_f64()
+    with tempfile.TemporaryDirectory() as scratch:
+        root = options.keep or pathlib.Path(scratch)
+        root.mkdir(parents=True, exist_ok=True)
+        failed = [name for name in options.names or gemma.CASES if not check(name, root, options.binary.resolve())]
+    print(f"{len(failed)} failed {failed}")
+    sys.exit(1 if failed else 0)
+
+
+def check(name, root, binary):
+    folder, output = root / name, root / f"{name}-run"
+    folder.mkdir(exist_ok=True)
+    tokenizer = make_tokenizer()
+    generation, of_encoder, of_decoder, layout = gemma.CASES[name]
+    model = gemma.make_model(generation, of_encoder, of_decoder, 7, vocab=tokenizer.get_vocab_size())
+    gemma.LAYOUTS[layout](model, folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GemmaTokenizerFast", "eos_token": "<eos>", "pad_token": "<pad>", "bos_token": "<bos>"}))
+    rng = random.Random(5)
+    text = lambda least, most: " ".join(rng.choices(WORDS, k=rng.randint(least, most)))
+    rows = [{"prompt": text(2, 9), "response": text(1, 6)} for _ in range(ROWS)]
+    (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {
+        "model.init_from": folder, "data.train": root / "rows.jsonl", "data.shuffle": "false", "data.max_source_tokens": 60,
+        "data.max_target_tokens": 60, "train.batch_size": BATCH, "train.max_steps": STEPS, "train.epochs": "none", "train.dropout": 0,
+        "optimizer.name": "adamw", "optimizer.learning_rate": 1e-3, "schedule.name": "constant", "run.device": "cpu",
+        "run.output_dir": output,
+    }  # fmt: skip
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    ran = subprocess.run([binary, "train", *words], capture_output=True, text=True)
+    if ran.returncode:
+        print(f"{name}: exit code {ran.returncode}\n{ran.stderr[-3000:]}")
+        return False
+    events = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
+    ours = [event for event in events if event["event"] == "step"]
+    batches = [batch_of(tokenizer, rows[first : first + BATCH]) for first in range(0, ROWS, BATCH)]
+    theirs = gemma.steps(gemma.load(folder, torch.float64), batches)
+    far = {key: max(abs(a[key] / b[key] - 1) for a, b in zip(ours, theirs, strict=True)) for key in ("loss", "grad_norm")}
+    problems = [f"{key} {value:.1e}" for key, value in far.items() if value > 1e-4]
+    problems += saved(folder, output / "model")
+    problems += answered(binary, output / "model", tokenizer)
+    print(f"{name}: {', '.join(f'{key} {value:.1e}' for key, value in far.items())}: {problems or 'ok'}", flush=True)
+    return not problems
+
+
+def make_tokenizer():
+    """Pairs of bytes and letters with byte fallback, as Gemma's: spaces are `▁`, and `<bos>` begins every text."""
+    letters = sorted(set("".join(WORDS[:12]))) + ["▁"]
+    pieces = ["<pad>", "<eos>", "<bos>", "<unk>", "<eoi>", "<image>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
+    merges = [("r", "e"), ("e", "n"), ("▁", "s"), ("e", "e")]
+    vocab = {piece: number for number, piece in enumerate([*pieces, *(a + b for a, b in merges)])}
+    model = tokenizers.models.BPE(vocab=vocab, merges=merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    decoders = tokenizers.decoders
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(pieces[:6])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
+    return tokenizer
+
+
+def batch_of(tokenizer, rows):
+    sources = [[*tokenizer.encode(row["prompt"]).ids, 1] for row in rows]
+    targets = [[*tokenizer.encode(row["response"], add_special_tokens=False).ids, 1] for row in rows]
+    pad = lambda lists, value: torch.tensor([ids + [value] * (max(map(len, lists)) - len(ids)) for ids in lists])
+    return {"sources": sources, "input_ids": pad(sources, 0), "attention_mask": pad([[1] * len(ids) for ids in sources], 0), "labels": pad(targets, -100)}
+
+
+def tensors_of(folder):
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            yield from ((name, file.get_tensor(name)) for name in file.keys())
+
+
+def saved(before, after):
+    old, new = dict(tensors_of(before)), dict(tensors_of(after))
+    if old.keys() != new.keys():
+        yield f"names differ: {sorted(old.keys() ^ new.keys())[:4]}"
+    for name in old.keys() & new.keys():
+        if not gemma.is_text(name) and (old[name].dtype != new[name].dtype or not torch.equal(old[name], new[name])):
+            yield f"{name} has changed"
+    _, info = transformers.AutoModelForSeq2SeqLM.from_pretrained(after, output_loading_info=True)
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        if info[kind]:
+            yield f"{kind}: {list(info[kind])[:4]}"
+
+
+def answered(binary, folder, tokenizer):
+    prompts = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
+    ran = subprocess.run([binary, "generate", "--model", folder, "--json", "--max-new-tokens", "16", *prompts], capture_output=True, text=True)
+    if ran.returncode:
+        yield f"generate: {ran.stderr[-500:]}"
+        return
+    ours = [json.loads(line)["response"] for line in ran.stdout.split("\n") if line]
+    batch = {"sources": [[*tokenizer.encode(prompt).ids, 1] for prompt in PROMPTS]}
+    for prompt, answer, ids in zip(PROMPTS, ours, gemma.generate(gemma.load(folder), batch, 16)[0], strict=True):
+        expected = tokenizer.decode(ids)
+        if answer != expected:
+            yield f"answer to {prompt!r}: {answer!r}, transformers {expected!r}"
+
+
+if __name__ == "__main__":
+    main()
