@@ -106,7 +106,7 @@ const ROWS: &[Row] = &[
     ("embedding.temperature", "0.5", &[STILL, EMBEDDING]),
     ("embedding.margin", "1", &[STILL, EMBEDDING, "embedding.loss=triplet", "data.negative_column=prompt"]),
     ("embedding.pooling", "last", &[STILL, EMBEDDING]),
-    ("embedding.normalize", "true", &[STILL, EMBEDDING]),
+    ("embedding.normalize", "true", &[STILL, EMBEDDING, "embedding.loss=triplet", "data.negative_column=prompt"]),
     ("embedding.sizes", "16", &[STILL, EMBEDDING]),
     ("preference.loss", "orpo", &[STILL, CHOSEN, REJECTED]),
     ("preference.beta", "3", &[ORPO, STILL, CHOSEN, REJECTED]),
