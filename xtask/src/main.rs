@@ -26,7 +26,8 @@ commands:
   page          build target/page/will-it-fit.html: the planner for a browser, in one file
   release       build what users install (static programs, wheel, image), and try it
   sample-data   write data/sample-{train,validation}.parquet and data/sample-tokenizer.json
-  tidy          check the rules of ARCHITECTURE.md and STYLE.md that a machine can check";
+  tidy          check the rules of ARCHITECTURE.md and STYLE.md that a machine can check
+  wheel         make a wheel with a program that was built before, for machines with as new a C library";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         Some("page") => page::run(root(), &arguments[1..]),
         Some("release") => release::run(root(), &arguments[1..]),
         Some("sample-data") => sample_data::run(&root().join("data")),
+        Some("wheel") => release::wheel_of(root(), &arguments[1..]),
         Some("tidy") => tidy::run(root()),
         Some(other) => Err(format!("unknown command `{other}`\n{USAGE}")),
         None => Err(USAGE.to_string()),

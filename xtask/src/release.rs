@@ -2,7 +2,7 @@
 //!
 //! * One static program for each target of this toolchain: stripped, checked for its size, and run in an empty directory tree,
 //!   as a `FROM scratch` image runs it. A program for another processor runs under QEMU there.
-//! * A wheel with the program and the Python package inside (`maturin`), installed into a new environment. The package's tests run there.
+//! * A wheel of each program with the Python package. This machine's is installed into a new environment, where the package's tests run.
 //! * An image (`packaging/Dockerfile`), with the first of docker, podman and buildah that works.
 //! * Beside each program: the notices of other packages in it, which are in the wheel and the image too, and a bill of materials.
 //! * The planner for a browser, in one file (`cargo xtask page`).
@@ -15,6 +15,7 @@
 mod elf;
 pub mod man;
 mod third_party;
+mod wheel;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -51,9 +52,6 @@ const IMAGE: &str = "train_low_mem";
 /// The notices of other packages, in the wheel and the image.
 const NOTICES: &str = "THIRD-PARTY-NOTICES.txt";
 
-/// The Python package, below `python`.
-const PACKAGE: &str = "low_mem_t5";
-
 /// The digests of all files.
 const SUMS: &str = "SHA256SUMS";
 
@@ -66,6 +64,15 @@ const COMPLETIONS: [(&str, &str); 3] =
 
 /// The most bytes of a stripped program.
 const MAX_BYTES: u64 = 18_000_000;
+
+/// `cargo xtask wheel PROGRAM`: a wheel with a program that was built before, for this machine and others with as new a C library.
+pub fn wheel_of(root: &Path, arguments: &[String]) -> Result<(), String> {
+    let [program] = arguments else { return Err("usage: cargo xtask wheel PROGRAM".to_owned()) };
+    let program = fs::canonicalize(program).map_err(|error| format!("{program}: {error}"))?;
+    let wheel = wheel::write(root, &program, None, &version(&program)?, Path::new("."), true)?;
+    println!("{}", wheel.display());
+    Ok(())
+}
 
 /// Builds and tries everything that this machine can build.
 pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
@@ -96,14 +103,13 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
         let program = release.build(compiler, target)?;
         release.check(target, &program)?;
         third_party::write(root, target, &release.directory)?;
-        programs.push((target, compiler, program));
+        programs.push((target, program));
     }
-    let Some((target, compiler, program)) = programs.iter().find(|(target, ..)| is_native(target)) else {
+    let Some((target, program)) = programs.iter().find(|(target, ..)| is_native(target)) else {
         return Err("no program for this machine was built".to_owned());
     };
-    let notices = release.directory.join(format!("THIRD-PARTY-NOTICES-{target}.txt"));
-    release.wheel(*compiler, target, program, &notices)?;
-    release.image(program, &notices)?;
+    release.wheels(&programs, program)?;
+    release.image(program, &release.notices(target))?;
     if page::has_target()? {
         page::write(root, &release.directory)?;
     } else {
@@ -254,35 +260,37 @@ impl Release<'_> {
         Ok(format!("trained {steps} steps {place}{under}"))
     }
 
-    /// Builds the wheel, installs it and runs it.
-    fn wheel(&self, compiler: Compiler, target: &str, program: &Path, notices: &Path) -> Result<(), String> {
-        let has_maturin = output(Command::new("maturin").arg("--version")).is_ok();
-        if !has_maturin {
-            println!("skipped: the wheel: `pip install maturin` adds what builds it");
-            return Ok(());
-        }
+    /// Makes the wheel of each program, and tries this machine's: `native`.
+    fn wheels(&self, programs: &[(&str, PathBuf)], native: &Path) -> Result<(), String> {
         let wheels = self.directory.join("wheels");
         let _ = fs::remove_dir_all(&wheels);
-        let mut maturin = Command::new("maturin");
-        // The crate itself does not depend on Python: its pyproject is in a separate folder.
-        maturin.args(["build", "--profile", PROFILE, "--locked", "--target", target, "--out"]).arg(&wheels);
-        if compiler == Compiler::Zig {
-            maturin.arg("--zig");
+        let version = version(native)?;
+        for (target, program) in programs {
+            let notices = self.notices(target);
+            let wheel = wheel::write(self.root, program, Some(&notices), &version, &wheels, false)?;
+            let bytes = fs::metadata(&wheel).map_or(0, |file| file.len());
+            let tried = if program == native {
+                self.try_wheel(program, &wheel)?;
+                "installs, and its program and package run"
+            } else {
+                "not tried on this machine"
+            };
+            println!("wheel: {} ({bytes} bytes): {tried}", wheel.display());
         }
-        maturin.arg("--").args(self.linking(compiler));
-        maturin.current_dir(self.wheel_source(notices)?);
-        maturin.env("CARGO_TARGET_DIR", &self.target).env("RUSTFLAGS", RUSTFLAGS);
-        done(&mut maturin)?;
-        let wheel = fs::read_dir(&wheels)
-            .map_err(|error| error.to_string())?
-            .filter_map(Result::ok)
-            .map(|entry| entry.path())
-            .find(|path| path.extension().is_some_and(|end| end == "whl"))
-            .ok_or("maturin made no wheel")?;
+        Ok(())
+    }
+
+    /// The notices of the packages in a target's program.
+    fn notices(&self, target: &str) -> PathBuf {
+        self.directory.join(format!("THIRD-PARTY-NOTICES-{target}.txt"))
+    }
+
+    /// Installs a wheel into a new environment, and runs its program and the tests of its package.
+    fn try_wheel(&self, program: &Path, wheel: &Path) -> Result<(), String> {
         let environment = self.directory.join("environment");
         let _ = fs::remove_dir_all(&environment);
         done(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
-        done(Command::new(environment.join("bin/pip")).args(["install", "--quiet", "--no-index"]).arg(&wheel))?;
+        done(Command::new(environment.join("bin/pip")).args(["install", "--quiet", "--no-index"]).arg(wheel))?;
         let said = output(Command::new(environment.join("bin/train_low_mem")).arg("--version"))?;
         let expected = output(Command::new(program).arg("--version"))?;
         if said != expected {
@@ -291,36 +299,7 @@ impl Release<'_> {
         // The package of the environment, which finds the environment's program.
         let mut tests = Command::new(environment.join("bin/python"));
         tests.args(["-m", "unittest", "discover", "--start-directory"]).arg(self.root.join("python/tests"));
-        done(tests.current_dir(&environment).env_remove("PYTHONPATH").env_remove("LOW_MEM_T5_PROGRAM"))?;
-        println!("wheel: {} installs, and its program and package run", wheel.display());
-        Ok(())
-    }
-
-    /// A folder with packaging/pyproject.toml, the Python package and the licences. They are not all in one folder of the tree, and maturin
-    /// leaves out a package that is elsewhere.
-    fn wheel_source(&self, notices: &Path) -> Result<PathBuf, String> {
-        let source = self.directory.join("wheel-source");
-        let _ = fs::remove_dir_all(&source);
-        fs::create_dir_all(source.join(PACKAGE)).map_err(|error| format!("{}: {error}", source.display()))?;
-        let named = |name: &str| (self.root.join(name), source.join(name));
-        let mut copies =
-            vec![named("LICENSE-APACHE"), named("LICENSE-MIT"), (notices.to_owned(), source.join(NOTICES))];
-        let package = self.root.join("python").join(PACKAGE);
-        for entry in fs::read_dir(&package).map_err(|error| format!("{}: {error}", package.display()))? {
-            let path = entry.map_err(|error| format!("{}: {error}", package.display()))?.path();
-            let name = path.file_name().unwrap_or_default();
-            if path.is_file() {
-                copies.push((path.clone(), source.join(PACKAGE).join(name)));
-            }
-        }
-        for (from, to) in copies {
-            fs::copy(&from, to).map_err(|error| format!("{}: {error}", from.display()))?;
-        }
-        let project = self.root.join("packaging/pyproject.toml");
-        let text = fs::read_to_string(&project).map_err(|error| format!("{}: {error}", project.display()))?;
-        let text = text.replace("\"../crates", &format!("\"{}/crates", self.root.display()));
-        fs::write(source.join("pyproject.toml"), text).map_err(|error| format!("{}: {error}", source.display()))?;
-        Ok(source)
+        done(tests.current_dir(&environment).env_remove("PYTHONPATH").env_remove("LOW_MEM_T5_PROGRAM"))
     }
 
     /// Writes the completions and the manual page, as the program says them, and the installer.
@@ -425,6 +404,12 @@ impl Release<'_> {
         output(buildah().args(["rm", container.trim()]))?;
         run
     }
+}
+
+/// The version that a program says.
+fn version(program: &Path) -> Result<String, String> {
+    let said = output(Command::new(program).arg("--version"))?;
+    Ok(said.trim().rsplit(' ').next().unwrap_or_default().to_owned())
 }
 
 /// Runs a command to its end.
