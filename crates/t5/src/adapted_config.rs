@@ -14,10 +14,6 @@ impl Lora {
             let (origin, key) = ("adapter".to_owned(), format!("lora.{field}"));
             Err(Error::Config { origin, key, got, expected: expected.into() })
         };
-        if config.gemma.is_some() {
-            let got = format!("beside a `{}`", config.family.model_type());
-            return bad("rank", "nothing there: a T5Gemma is trained as a whole, without an adapter", got);
-        }
         let linears = linear_names(config);
         let names = linears.iter().map(String::as_str);
         if !(0.0..1.0).contains(&self.dropout) {
@@ -34,17 +30,14 @@ impl Lora {
         if let Targets::Names(targets) = &self.targets {
             for target in targets {
                 if !names.clone().any(|name| is_named(name, target)) {
-                    return bad(
-                        "targets",
-                        "names of linear layers (q, k, v, o, wi, wi_0, wi_1, wo, lm_head)",
-                        target.clone(),
-                    );
+                    return bad("targets", linears_of(config), target.clone());
                 }
             }
         }
         let modules = module_names(config);
-        let is_module = |named: &String| modules.iter().any(|name| name != SHARED && is_named(name, named));
-        let is_head = |named: &String| config.head.module() == Some(named.as_str());
+        let is_table = |name: &str| name == SHARED || name.ends_with("embed_tokens");
+        let is_module = |named: &String| modules.iter().any(|name| !is_table(name) && is_named(name, named));
+        let is_head = |named: &String| config.gemma.is_none() && config.head.module() == Some(named.as_str());
         if let Some(module) = self.modules_to_save.iter().find(|module| !is_module(module) && !is_head(module)) {
             return bad("modules_to_save", "names of layers of this model, and not `shared`", module.clone());
         }
@@ -81,13 +74,20 @@ impl Config {
     }
 }
 
+/// The ends of the names of a model's linear layers, in words.
+fn linears_of(config: &Config) -> &'static str {
+    match config.gemma {
+        None => "names of linear layers (q, k, v, o, wi, wi_0, wi_1, wo, lm_head)",
+        Some(_) => "names of linear layers (q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj)",
+    }
+}
+
 /// The names of a model's linear layers, the head's last.
 fn linear_names(config: &Config) -> Vec<String> {
     let mut names = module_names(config);
-    names.retain(|name| {
-        name.contains(".block.") && !name.contains("layer_norm") && !name.contains("relative_attention_bias")
-    });
-    names.extend(config.head.is_language().then(|| HEAD.to_owned()));
+    let is_in_block = |name: &str| name.contains(".block.") || name.contains(".layers.");
+    names.retain(|name| is_in_block(name) && !name.contains("norm") && !name.contains("relative_attention_bias"));
+    names.extend((config.head.is_language() && config.gemma.is_none()).then(|| HEAD.to_owned()));
     names
 }
 

@@ -63,7 +63,7 @@ impl Default for Lora {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Targets {
-    /// All linear layers of the blocks: `q k v o wi wi_0 wi_1 wo`.
+    /// All linear layers of the blocks: `q k v o wi wi_0 wi_1 wo`, or those of a T5Gemma.
     AllLinear,
     /// Layers that have such a name, or whose name ends with it after a dot.
     Names(Vec<String>),
@@ -92,7 +92,7 @@ impl Lora {
     /// The adapter of the linear layer of this name, such as `encoder.block.0.layer.0.SelfAttention.q`, if it has one.
     pub fn of(&self, linear: &str) -> Option<LinearLora> {
         let is_target = match &self.targets {
-            Targets::AllLinear => linear.contains(".block."),
+            Targets::AllLinear => linear.contains(".block.") || linear.contains(".layers."),
             Targets::Names(names) => names.iter().any(|name| is_named(linear, name)),
         };
         if !is_target || self.saves(linear) {

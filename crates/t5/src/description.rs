@@ -3,6 +3,8 @@
 //!
 //! Shapes: D width of the stack, H heads of queries, KH heads of keys and values, K size of a head, F inner width of feed-forward.
 
+use std::borrow::Cow;
+
 use t5_ops::Mask;
 
 use crate::config::Config;
@@ -137,6 +139,14 @@ impl Config {
     /// The name of the decoder's own table, if it has one.
     pub fn decoder_table(&self) -> Option<&'static str> {
         (self.family == Family::T5Gemma && self.head.has_decoder()).then_some(TABLES[1])
+    }
+
+    /// The name in transformers of a module or parameter with this name in the files.
+    pub(crate) fn module_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
+        match name.strip_prefix("model.encoder.") {
+            Some(rest) if self.family == Family::T5Gemma2 => format!("model.encoder.text_model.{rest}").into(),
+            _ => self.head.stored_name(name),
+        }
     }
 
     /// The name of the head's linear layer.

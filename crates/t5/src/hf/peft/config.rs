@@ -149,7 +149,7 @@ impl AdapterConfig {
     /// [`Error::AdapterConfig`] where the adapter changes nothing, or something that is not supported.
     pub fn layout(&self, model: &Config) -> Result<Layout> {
         let linears = self.targets(model)?;
-        let modules: Vec<Cow<str>> = linears.iter().map(|linear| model.head.stored_name(&linear.name)).collect();
+        let modules: Vec<Cow<str>> = linears.iter().map(|linear| model.module_name(&linear.name)).collect();
         let (rank, alpha) = (self.ranks(&modules)?, self.alphas(&modules)?);
         drop(modules);
         let linears = linears.into_iter().zip(rank.into_iter().zip(alpha)).map(|(linear, (rank, alpha))| {
@@ -235,10 +235,11 @@ impl AdapterConfig {
             .map_err(|got| self.error("modules_to_save", &got, "names of modules"))?;
         let mut linears = modules::linears(model);
         // Patterns are for the names that the modules have in transformers.
-        let module = |name: &str| model.head.stored_name(name).into_owned();
+        let module = |name: &str| model.module_name(name).into_owned();
         let selected = match &self.targets {
-            Targets::Usual if model.family == Family::Umt5 => {
-                return Err(self.error("target_modules", "null", "names of layers: PEFT has no default for umt5"));
+            Targets::Usual if model.family == Family::Umt5 || model.family.is_gemma() => {
+                let expected = format!("names of layers: PEFT has no default for {}", model.family.model_type());
+                return Err(self.error("target_modules", "null", &expected));
             }
             Targets::Usual => &Selection::Names(vec!["q".into(), "v".into()]),
             Targets::AllLinear => {

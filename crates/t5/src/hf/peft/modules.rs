@@ -23,10 +23,14 @@ pub(super) struct Linear {
 pub(super) fn linears(config: &Config) -> Vec<Linear> {
     let linear = |spec: &ParameterSpec| {
         let name = spec.name.strip_suffix(WEIGHT)?;
-        let is_linear = spec.shape.len() == 2 && !is_embedding(name) && name != LM_HEAD && !is_of_classifier(name);
+        let is_head = name == LM_HEAD || name == config.head_name();
+        let is_linear = spec.shape.len() == 2 && !is_embedding(name) && !is_head && !is_of_classifier(name);
         is_linear.then(|| Linear { name: name.into(), inputs: spec.shape[1], outputs: spec.shape[0] })
     };
     let mut linears: Vec<Linear> = base_parameters(config).iter().filter_map(linear).collect();
+    if config.gemma.is_some() {
+        return linears;
+    }
     let head = || Linear { name: LM_HEAD.into(), inputs: config.d_model, outputs: config.vocab_size };
     linears.extend(config.head.is_language().then(head));
     linears
@@ -42,7 +46,7 @@ pub(super) fn embeddings(config: &Config) -> Vec<String> {
 }
 
 fn is_embedding(module: &str) -> bool {
-    module == "shared" || module.ends_with("relative_attention_bias")
+    module == "shared" || module.ends_with("relative_attention_bias") || module.ends_with("embed_tokens")
 }
 
 /// The parameters of the model without an adapter. They include the head's own, even if it is tied.

@@ -12,6 +12,7 @@ use super::{PREFIX, head, modules};
 use crate::adapter::{Lora, Targets, is_of_adapter};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::family::Family;
 use crate::hf::safetensors::{TensorHeader, Writer};
 use crate::hf::save::write_json;
 use crate::parameters::Parameter;
@@ -39,7 +40,7 @@ pub fn save_with<E: From<Error>>(
     let settings = settings(model, lora, base);
     file(CONFIG_FILE, &|sink| write_json(&directory.join(CONFIG_FILE), sink, &settings))?;
     let saved = || parameters.iter().filter(|parameter| lora.trains(&parameter.name));
-    let name_in_file = |parameter: &Parameter| format!("{PREFIX}{}", model.head.stored_name(&parameter.name));
+    let name_in_file = |parameter: &Parameter| format!("{PREFIX}{}", model.module_name(&parameter.name));
     let labels = head::metadata(&model.head);
     let header = |parameter: &Parameter| TensorHeader {
         name: name_in_file(parameter),
@@ -74,7 +75,8 @@ fn settings(model: &Config, lora: &Lora, base: Option<&str>) -> Value {
         ("peft_version", json!(PEFT_VERSION)),
         ("r", json!(lora.rank)),
         ("target_modules", json!(targets(model, lora))),
-        ("task_type", json!(head::task(&model.head))),
+        // PEFT 0.21's model for text to text calls a method that T5Gemma 2 does not have in transformers.
+        ("task_type", json!(Some(head::task(&model.head)).filter(|_| model.family != Family::T5Gemma2))),
         ("use_dora", json!(lora.dora)),
         ("use_rslora", json!(lora.rslora)),
     ];
@@ -102,6 +104,11 @@ fn number(value: f64) -> Value {
 
 /// The names of the layers with an adapter. `"all-linear"` is spelled out, as PEFT does when it saves.
 fn targets(model: &Config, lora: &Lora) -> Vec<String> {
+    if model.gemma.is_some() {
+        // The ends of these names are those of layers of the vision tower, too.
+        let linears = modules::linears(model).into_iter().filter(|linear| lora.of(&linear.name).is_some());
+        return linears.map(|linear| model.module_name(&linear.name).into_owned()).collect();
+    }
     let mut names = match &lora.targets {
         Targets::Names(names) => names.clone(),
         Targets::AllLinear => {
@@ -119,11 +126,11 @@ fn targets(model: &Config, lora: &Lora) -> Vec<String> {
 fn modules_to_save(model: &Config, lora: &Lora) -> Vec<String> {
     let parameters = modules::base_parameters(model);
     let means_more = |name: &str| modules::below(&parameters, name).iter().any(|spec| !lora.trains(&spec.name));
-    if !lora.modules_to_save.iter().any(|name| means_more(name)) {
+    if model.gemma.is_none() && !lora.modules_to_save.iter().any(|name| means_more(name)) {
         return lora.modules_to_save.clone();
     }
     let trained = parameters.iter().filter(|spec| lora.trains(&spec.name) && !is_of_adapter(&spec.name));
-    trained.filter_map(|spec| spec.name.strip_suffix(".weight").map(String::from)).collect()
+    trained.filter_map(|spec| Some(model.module_name(spec.name.strip_suffix(".weight")?).into_owned())).collect()
 }
 
 /// The model card that hubs show.

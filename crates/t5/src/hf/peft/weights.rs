@@ -33,6 +33,8 @@ pub struct AdapterDirectory {
     reader: Reader,
     /// What the names of the model's tensors begin with in the file.
     prefix: String,
+    /// The text before every source, if the file has it.
+    source_prefix: Option<String>,
 }
 
 /// The file of tensors in an adapter's directory.
@@ -63,7 +65,13 @@ impl AdapterDirectory {
         let layout = config.layout(model)?;
         let wrapped = format!("{PREFIX}{WRAPPED}");
         let prefix = if reader.names().iter().any(|name| name.starts_with(&wrapped)) { wrapped } else { PREFIX.into() };
-        let adapter = AdapterDirectory { config, layout, reader, prefix };
+        let source_prefix = reader.metadata(SOURCE_PREFIX).map(str::to_owned);
+        let reader = match model.gemma {
+            // As in the model's own files.
+            Some(_) => reader.renamed(&|name| name.replacen(".text_model.", ".", 1))?,
+            None => reader,
+        };
+        let adapter = AdapterDirectory { config, layout, reader, prefix, source_prefix };
         adapter.check(model)?;
         Ok(adapter)
     }
@@ -150,7 +158,7 @@ impl AdapterDirectory {
 
     /// The text before every source that the adapter was trained with; `None`: the file does not say, as files of PEFT.
     pub fn source_prefix(&self) -> Option<&str> {
-        self.reader.metadata(SOURCE_PREFIX)
+        self.source_prefix.as_deref()
     }
 
     /// The model with this adapter, and with the text before every source that it was trained with.
@@ -257,7 +265,8 @@ impl AdapterDirectory {
         for stored in self.reader.names() {
             let name = stored.strip_prefix(&self.prefix).or_else(|| stored.strip_prefix(PREFIX));
             // An encoder leaves what an adapter has for the rest of a model.
-            if model.head == Head::Encoder && name.is_some_and(|name| !name.starts_with("encoder.")) {
+            let is_of_encoder = |name: &str| name.trim_start_matches("model.").starts_with("encoder.");
+            if model.head == Head::Encoder && name.is_some_and(|name| !is_of_encoder(name)) {
                 continue;
             }
             let is_head_below = name == Some(HEAD_BELOW)
