@@ -9,7 +9,7 @@ Groups: t5 (models, batches, logits, gradients), families (the same for each fam
 needs transformers 5.24), adapters (LoRA by
 PEFT: fifty steps, directories, merged weights), generation
 (greedy, beams, processors), encoders (vectors, eight steps of classifiers, adapters and contrastive losses),
-configs (config.json texts), adafactor, train
+configs (config.json texts), adafactor, adamw, adamw8bit (needs bitsandbytes), train
 (twelve whole steps), recipes (losses and optimizers together), schedules, bleu, metrics
 (chrF, ROUGE, labels, stems), labels (spans, correlations; needs seqeval), ranking (needs pytrec_eval-terrier),
 quantised (int8 and NF4 weights; needs bitsandbytes), t5gemma-operations, sentence-piece, tokenizers.
@@ -46,6 +46,7 @@ GROUPS = {
     "adapters": ("adapters", "crates/t5/tests/goldens/adapters"),
     "encoders": ("encoders", "crates/trainer/tests/goldens/encoders"),
     "adamw": ("adamw", "crates/trainer/tests/goldens/adamw"),
+    "adamw8bit": ("adamw8bit", "crates/trainer/tests/goldens/adamw8bit"),
     "recipes": ("recipes", "crates/trainer/tests/goldens/recipes"),
     "train": ("training", "crates/trainer/tests/goldens/train"),
     "schedules": ("schedules", "crates/trainer/tests/goldens/schedules"),

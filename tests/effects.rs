@@ -124,6 +124,7 @@ const ROWS: &[Row] = &[
     ("optimizer.beta2", "0.5", &[ADAMW]),
     ("optimizer.eps", "0.1", &[ADAMW]),
     ("optimizer.weight_decay", "0.5", &[]),
+    ("optimizer.state_precision", "int8", &[ADAMW]),
     ("optimizer.groups", "[{ parameters = [\"shared\"], learning_rate_factor = 0.5 }]", &[]),
     ("schedule.name", "linear", &[]),
     ("schedule.warmup_steps", "2", &[]),

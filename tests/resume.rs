@@ -63,6 +63,37 @@ fn a_run_with_adamw_goes_on_to_the_same_bits_and_its_state_is_in_the_plan() {
 }
 
 #[test]
+fn a_run_with_moments_in_int8_goes_on_to_the_same_bits_within_a_smaller_bill() {
+    let scene = Scene::new();
+    let int8 = ["--set", "optimizer.name=adamw", "--set", "optimizer.state_precision=int8", "--learn-rate", "1e-3"];
+    let expected = uninterrupted(&scene, &int8);
+    scene.run(&short(&[&int8[..], &["--set", "train.max_steps=4"]].concat())).expect_code(0);
+    let arguments = short(&[&int8[..], &["--keep-training"]].concat());
+    scene.run(&arguments).expect_code(0).expect_words(&["AdamW, two moments in int8"]);
+    assert_eq!(scene.read("run/model/model.safetensors"), expected);
+    let state = |run: &str| {
+        let plan = scene.events(run, "plan")[0].clone();
+        let rows = plan["bill"]["rows"].as_array().cloned().expect("a bill");
+        rows.iter()
+            .find(|row| row["name"] == "optimizer state")
+            .and_then(|row| row["bytes"].as_u64())
+            .expect("its state")
+    };
+    scene.run(&short(&["--set", "optimizer.name=adamw", "--output", "f32"])).expect_code(0);
+    let (int8_bytes, f32_bytes) = (state("run"), state("f32"));
+    assert!(4 * int8_bytes < f32_bytes * 11 / 10, "{int8_bytes} instead of {f32_bytes}");
+    for (ended, planned) in scene.events("run", "end").iter().zip(scene.events("run", "plan")) {
+        let predicted = planned["predicted_peak_bytes"].as_u64();
+        assert!(ended["peak_rss_bytes"].as_u64() <= predicted.map(|peak| peak + (8 << 20)), "{ended} {planned}");
+    }
+    let f32 = ["--set", "optimizer.state_precision=f32", "--set", "train.max_steps=8"];
+    scene
+        .run(&short(&[&int8[..2], &f32, &["--keep-training"]].concat()))
+        .expect_code(2)
+        .expect_words(&["optimizer.state_precision was \"int8\"", "--allow-changed model"]);
+}
+
+#[test]
 fn a_signal_saves_and_the_run_goes_on_to_the_same_bits() {
     let scene = Scene::new();
     for signal in ["INT", "TERM", "USR1"] {

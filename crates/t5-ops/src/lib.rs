@@ -75,6 +75,7 @@ pub use ops::adafactor::{
     adafactor_ready, adafactor_with_sums, square_sums_needs,
 };
 pub use ops::adamw::{AdamwHyper, AdamwUpdate, adamw, adamw_needs, adamw_of_each, adamw_ready};
+pub use ops::adamw_int8::{AdamwInt8Update, QuantisedMoment, adamw_int8_needs, adamw_int8_of_each, moment_blocks};
 pub use ops::attention::{
     Attended, Attention, MAX_HEAD_ON_DEVICE, Mask, Sizes as AttentionSizes, attention, attention_at,
     attention_backward, attention_backward_needs, attention_needs, merge_attention, merge_attention_needs,
@@ -120,6 +121,7 @@ pub mod reference {
     pub use crate::ops::activation::reference::*;
     pub use crate::ops::adafactor::reference::*;
     pub use crate::ops::adamw::reference::*;
+    pub use crate::ops::adamw_int8::reference::*;
     pub use crate::ops::attention::reference::*;
     pub use crate::ops::cross_entropy::reference::*;
     pub use crate::ops::decoding::reference::*;

@@ -43,7 +43,7 @@ pub fn from_bytes(shape: &Shape, dtype: DType, fill: impl FnOnce(&mut [u8])) -> 
     }
 }
 
-/// Calls `f` with the bytes of a contiguous tensor on the CPU, in `F32`, `F64` or `BF16`, for changes in place. `f` runs under the tensor's
+/// Calls `f` with the bytes of a contiguous tensor on the CPU, in `F32`, `F64`, `BF16` or `U8`, for changes in place. `f` runs under the tensor's
 /// write lock and must not use a tensor in the same memory.
 ///
 /// # Errors
@@ -63,7 +63,8 @@ pub fn change_bytes<R>(x: &Tensor, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> 
                 CpuStorage::F32(data) => f(bytes_mut(&mut data[start..end])),
                 CpuStorage::F64(data) => f(bytes_mut(&mut data[start..end])),
                 CpuStorage::BF16(data) => f(bytes_mut(&mut data[start..end])),
-                other => bail!("change_bytes: expected F32, F64 or BF16 on the CPU, got {:?}", other.dtype()),
+                CpuStorage::U8(data) => f(&mut data[start..end]),
+                other => bail!("change_bytes: expected F32, F64, BF16 or U8 on the CPU, got {:?}", other.dtype()),
             }));
             Ok(())
         }

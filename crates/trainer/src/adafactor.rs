@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use t5_ops::{AdafactorHyper, AdafactorUpdate, Needs, Path, ReadyUpdates, SecondMoment};
 
 use crate::error::{Error, Result};
-use crate::rule::{At, Changed, Rule, StateShape, check_betas};
+use crate::rule::{At, Changed, Rule, StateTensor, check_betas};
 
 /// The options of `transformers.optimization.Adafactor`, with its defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -162,14 +162,14 @@ impl Rule for AdafactorOptions {
         self.relative_step
     }
 
-    fn state(&self, shape: &[usize]) -> Vec<StateShape> {
+    fn state(&self, shape: &[usize]) -> Vec<StateTensor> {
         let mut state = match *shape {
-            [ref outer @ .., rows, columns] => {
-                vec![("exp_avg_sq_row", [outer, &[rows]].concat()), ("exp_avg_sq_col", [outer, &[columns]].concat())]
-            }
-            _ => vec![("exp_avg_sq", shape.to_vec())],
+            [ref outer @ .., rows, columns] => [("exp_avg_sq_row", rows), ("exp_avg_sq_col", columns)]
+                .map(|(name, size)| StateTensor::new(name, &[outer, &[size]].concat()))
+                .into(),
+            _ => vec![StateTensor::new("exp_avg_sq", shape)],
         };
-        state.extend(self.beta1.map(|_| ("exp_avg", shape.to_vec())));
+        state.extend(self.beta1.map(|_| StateTensor::new("exp_avg", shape)));
         state
     }
 

@@ -13,7 +13,6 @@ use crate::error::Result;
 use crate::files;
 use crate::freeze;
 use crate::groups;
-use crate::optimizer::state_dtype;
 use crate::options::TrainerOptions;
 use crate::parallel::owners;
 use crate::state_file;
@@ -48,14 +47,9 @@ fn named(config: &Config, options: &TrainerOptions) -> Result<Named> {
 /// An unknown item in `freeze`, or everything frozen; an unknown item in a group, or a group without a trained parameter.
 pub fn optimizer_state(config: &Config, options: &TrainerOptions, parameters: DType) -> Result<CostRow> {
     let Named { specs, trainable, .. } = named(config, options)?;
-    let elements: u64 = specs
-        .iter()
-        .zip(trainable)
-        .filter(|(_, trains)| *trains)
-        .map(|(spec, _)| options.optimizer.state_elements(&spec.shape))
-        .sum();
-    let width = state_dtype(parameters).size_in_bytes() as u64;
-    Ok(CostRow { name: "optimizer state", bytes: elements * width })
+    let trained = specs.iter().zip(trainable).filter(|(_, trains)| *trains);
+    let bytes = trained.map(|(spec, _)| options.optimizer.state_bytes(&spec.shape, parameters)).sum();
+    Ok(CostRow { name: "optimizer state", bytes })
 }
 
 /// [`optimizer_state`] of the process with the largest share, where `processes` share it ([`crate::Sharding::Optimizer`]).
@@ -70,10 +64,9 @@ pub fn optimizer_state_shard(
 ) -> Result<CostRow> {
     let mut held = vec![0; processes];
     for (spec, owner) in sharded_optimizer(config, options, processes)? {
-        held[owner] += options.optimizer.state_elements(&spec.shape);
+        held[owner] += options.optimizer.state_bytes(&spec.shape, parameters);
     }
-    let width = state_dtype(parameters).size_in_bytes() as u64;
-    Ok(CostRow { name: "optimizer state", bytes: held.into_iter().max().unwrap_or(0) * width })
+    Ok(CostRow { name: "optimizer state", bytes: held.into_iter().max().unwrap_or(0) })
 }
 
 /// Bytes on each card where cards of several processes send each other gradients, without NCCL's own. `is_in_order`: shards are
@@ -152,9 +145,9 @@ pub fn optimizer_state_on_disk(
     if !options.optimizer.rule().has_state_by_element() {
         return Ok(None);
     }
-    let tensors = options.optimizer.rule().state(&[1]).len() as u64;
+    let state = options.optimizer.rule().state(&[1]);
+    let (tensors, width) = (state.len() as u64, state[0].dtype(parameters).size_in_bytes());
     let Named { specs, trainable, .. } = named(config, options)?;
-    let width = state_dtype(parameters).size_in_bytes();
     let trained = specs.iter().zip(trainable).filter(|(_, trains)| *trains).map(|(spec, _)| spec);
     let bytes = |spec: &&ParameterSpec| spec.elements() * width as u64;
     let (large, small): (Vec<_>, Vec<_>) = trained.partition(|spec| bytes(spec) >= heap::LARGE_BYTES as u64);
@@ -235,19 +228,20 @@ pub fn saving(config: &Config, options: &TrainerOptions, parameters: DType, from
         let is_bf16 = dtype == DType::BF16 && config.lora.is_none();
         writing_bytes(spec.elements(), dtype, if is_bf16 { DType::BF16 } else { DType::F32 }, from.device)
     });
-    let dtype = state_dtype(parameters);
-    let moments = specs.iter().zip(trainable).filter(|(_, trains)| *trains).map(|(spec, _)| {
-        let is_in_file =
-            from.moments_in_file && spec.elements() * dtype.size_in_bytes() as u64 >= heap::LARGE_BYTES as u64;
-        let piece = if is_in_file { state_file::saved_bytes(&spec.shape, dtype.size_in_bytes()) } else { 0 };
+    let trained = specs.iter().zip(trainable).filter(|(_, trains)| *trains);
+    let state = trained.flat_map(|(spec, _)| options.optimizer.rule().state(&spec.shape));
+    let moments = state.map(|tensor| {
+        let dtype = tensor.dtype(parameters);
+        let is_in_file = from.moments_in_file && tensor.bytes(parameters) >= heap::LARGE_BYTES as u64;
+        let piece = if is_in_file { state_file::saved_bytes(&tensor.shape, dtype.size_in_bytes()) } else { 0 };
         // A moment that is read from a file is on the host.
-        piece + writing_bytes(spec.elements(), dtype, dtype, from.device && !is_in_file)
+        piece + writing_bytes(tensor.elements(), dtype, dtype, from.device && !is_in_file)
     });
-    // Two, because the optimizer has up to two tensors for a parameter, and a tied head's table may be saved twice.
-    let largest = |tensors: &mut dyn Iterator<Item = u64>| {
+    let largest = |tensors: &mut dyn Iterator<Item = u64>, times: u64| {
         let (count, largest) = tensors.fold((0, 0), |(count, most): (u64, u64), bytes| (count + 1, most.max(bytes)));
-        2 * count * DESCRIBED_BYTES + largest
+        times * count * DESCRIBED_BYTES + largest
     };
-    let most = largest(&mut { weights }).max(largest(&mut { moments }));
+    // Two, because a tied head's table may be saved twice.
+    let most = largest(&mut { weights }, 2).max(largest(&mut { moments }, 1));
     Ok(CostRow { name: "save buffers", bytes: STATE_BYTES + files::BUFFER_BYTES as u64 + most })
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use t5_ops::{LionHyper, Needs, Path};
 
 use crate::error::Result;
-use crate::rule::{At, Changed, Rule, StateShape, check_betas, check_from_zero, elements};
+use crate::rule::{At, Changed, Rule, StateTensor, check_betas, check_from_zero, elements};
 
 /// The options of Lion, with the defaults of its authors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -46,8 +46,8 @@ impl Rule for LionOptions {
         Some(self.learning_rate)
     }
 
-    fn state(&self, shape: &[usize]) -> Vec<StateShape> {
-        vec![("exp_avg", shape.to_vec())]
+    fn state(&self, shape: &[usize]) -> Vec<StateTensor> {
+        vec![StateTensor::new("exp_avg", shape)]
     }
 
     fn has_state_by_element(&self) -> bool {

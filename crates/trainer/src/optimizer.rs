@@ -4,8 +4,10 @@
 //!
 //! Invariants:
 //! * A frozen parameter has no state.
-//! * State is f32, or f64 for an f64 model. Its tensors have the names that torch and transformers give them.
+//! * Unless its rule says otherwise, state is f32, or f64 for an f64 model. Its tensors have the names that torch and transformers give them.
 //! * `updates` counts the updates that were made, as torch's `state["step"]`; a skipped step is not one.
+
+use std::collections::BTreeSet;
 
 use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
@@ -20,7 +22,7 @@ use crate::error::Result;
 use crate::groups::OfParameter;
 use crate::lion::LionOptions;
 use crate::parallel::Parallel;
-use crate::rule::{At, Changed, Rule, StateShape};
+use crate::rule::{At, Changed, Rule, StateTensor};
 use crate::state_file::StateFile;
 
 /// An optimizer and its options. In a checkpoint, the names of the options tell which optimizer it is.
@@ -98,10 +100,9 @@ impl OptimizerOptions {
         self.rule().in_words()
     }
 
-    /// Number of state values of one parameter of this shape, which [`Optimizer::new`] allocates.
-    pub(crate) fn state_elements(&self, shape: &[usize]) -> u64 {
-        let elements = |(_, shape): &StateShape| shape.iter().map(|&n| n as u64).product::<u64>();
-        self.rule().state(shape).iter().map(elements).sum()
+    /// Bytes of the state of one parameter of this shape and dtype, which [`Optimizer::new`] allocates.
+    pub(crate) fn state_bytes(&self, shape: &[usize], parameter: DType) -> u64 {
+        self.rule().state(shape).iter().map(|tensor| tensor.bytes(parameter)).sum()
     }
 }
 
@@ -308,15 +309,22 @@ impl Optimizer {
 
     /// Names and shapes of the state of one trained parameter.
     pub(crate) fn headers(options: &OptimizerOptions, parameter: &Parameter) -> Vec<TensorHeader> {
-        let header = |(suffix, shape): StateShape| TensorHeader {
-            name: format!("{}.{suffix}", parameter.name),
-            dtype: state_dtype(parameter.tensor.dtype()),
-            shape,
+        let header = |state: StateTensor| TensorHeader {
+            name: format!("{}.{}", parameter.name, state.name),
+            dtype: state.dtype(parameter.tensor.dtype()),
+            shape: state.shape,
         };
         options.rule().state(parameter.tensor.dims()).into_iter().map(header).collect()
     }
 
-    /// The state of one trained parameter. If owners hold it, the owner's state: then every process has to ask.
+    /// The bytes of the values in the state of these parameters, from the most down.
+    pub(crate) fn widths<'a>(&self, trained: impl Iterator<Item = &'a Parameter>) -> Vec<usize> {
+        let headers = trained.flat_map(|parameter| Self::headers(&self.options, parameter));
+        let widths: BTreeSet<usize> = headers.map(|header| header.dtype.size_in_bytes()).collect();
+        widths.into_iter().rev().collect()
+    }
+
+    /// The state of one trained parameter whose values have so many bytes. If owners hold it, the owner's state: then every process has to ask.
     ///
     /// # Errors
     /// A failed allocation; another process has ended.
@@ -324,6 +332,7 @@ impl Optimizer {
         &self,
         index: usize,
         parameter: &Parameter,
+        width: usize,
         parallel: &Parallel,
     ) -> Result<Vec<(String, Tensor)>> {
         let of_another;
@@ -334,7 +343,8 @@ impl Optimizer {
                 &of_another
             }
         };
-        let named = state.named().map(|(suffix, tensor)| {
+        let named = state.named().filter(|(_, tensor)| tensor.dtype().size_in_bytes() == width);
+        let named = named.map(|(suffix, tensor)| {
             parallel.owner(index).map_or(Ok(()), |owner| parallel.broadcast(owner, tensor))?;
             Ok((format!("{}.{suffix}", parameter.name), tensor.clone()))
         });
@@ -371,9 +381,10 @@ impl State {
         let rule = options.rule();
         // A plan decides where state by element is, and a device may have no room for it.
         let device = if rule.has_state_by_element() { &Device::Cpu } else { parameter.tensor.device() };
-        let (names, shapes): (Vec<_>, Vec<_>) = rule.state(parameter.tensor.dims()).into_iter().unzip();
-        let zeros = |shape: Vec<usize>| Tensor::zeros(shape, state_dtype(parameter.tensor.dtype()), device);
-        let tensors = shapes.into_iter().map(zeros).collect::<candle_core::Result<_>>()?;
+        let state = rule.state(parameter.tensor.dims());
+        let zeros = |of: &StateTensor| Tensor::zeros(of.shape.as_slice(), of.dtype(parameter.tensor.dtype()), device);
+        let tensors = state.iter().map(zeros).collect::<candle_core::Result<_>>()?;
+        let names = state.iter().map(|of| of.name).collect();
         Ok(State { key: keys::of_name(&parameter.name), of_group: OfParameter::default(), names, tensors })
     }
 
@@ -382,35 +393,38 @@ impl State {
     }
 }
 
-/// Moments of low-precision parameters are kept in f32.
-pub(crate) fn state_dtype(parameter: DType) -> DType {
-    if parameter == DType::F64 { DType::F64 } else { DType::F32 }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::adamw::StatePrecision;
     use crate::test_device::device;
 
     #[test]
-    fn the_stated_number_of_state_values_is_what_is_allocated() {
+    fn the_stated_bytes_of_state_are_what_is_allocated() {
         let adafactor = [None, Some(0.9)].map(|beta1| AdafactorOptions { beta1, ..AdafactorOptions::default() }.into());
-        let others: [OptimizerOptions; 2] = [AdamwOptions::default().into(), LionOptions::default().into()];
+        let int8 = AdamwOptions { state_precision: StatePrecision::Int8, ..AdamwOptions::default() };
+        let others: [OptimizerOptions; 3] =
+            [AdamwOptions::default().into(), int8.into(), LionOptions::default().into()];
         for options in adafactor.into_iter().chain(others) {
-            for shape in [&[7][..], &[3, 5], &[2, 3, 5], &[]] {
+            for shape in [&[7][..], &[3, 5], &[2, 3, 5], &[], &[130, 67]] {
                 let tensor = Tensor::zeros(shape, DType::F32, &device()).unwrap();
                 let parameter = Parameter { name: "p".into(), tensor, part: t5::Part::Shared, quantisation: None };
                 let state = State::zeros(&options, &parameter).unwrap();
-                let elements: usize = state.tensors.iter().map(Tensor::elem_count).sum();
-                assert_eq!(elements as u64, options.state_elements(shape), "{shape:?}");
+                let bytes = |x: &Tensor| x.elem_count() * x.dtype().size_in_bytes();
+                let bytes: usize = state.tensors.iter().map(bytes).sum();
+                assert_eq!(bytes as u64, options.state_bytes(shape, DType::F32), "{shape:?}");
             }
         }
+        // 8,710 values in 35 blocks: two bytes each, and two numbers for each block.
+        assert_eq!(OptimizerOptions::from(int8).state_bytes(&[130, 67], DType::F32), 2 * (8710 + 35 * 4));
+        assert_eq!(OptimizerOptions::from(int8).state_bytes(&[4095], DType::F32), 8 * 4095);
     }
 
     #[test]
     fn a_checkpoint_tells_one_optimizer_from_the_other() {
         let scaled = AdamwOptions { scale_parameter: Some(1e-3), ..AdamwOptions::default() };
-        let others = [AdamwOptions::default().into(), scaled.into(), LionOptions::default().into()];
+        let int8 = AdamwOptions { state_precision: StatePrecision::Int8, ..AdamwOptions::default() };
+        let others = [AdamwOptions::default().into(), scaled.into(), int8.into(), LionOptions::default().into()];
         for options in others.into_iter().chain([OptimizerOptions::default()]) {
             let text = serde_json::to_string(&options).unwrap();
             assert_eq!(serde_json::from_str::<OptimizerOptions>(&text).unwrap(), options, "{text}");

@@ -6,8 +6,39 @@ use t5_ops::{Needs, ReadyUpdates, Rounding, SquareSums};
 use crate::error::{Error, Result};
 use crate::groups::OfParameter;
 
-/// The name and the shape of a tensor of a parameter's state.
-pub(crate) type StateShape = (&'static str, Vec<usize>);
+/// A tensor of a parameter's state.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct StateTensor {
+    pub name: &'static str,
+    pub shape: Vec<usize>,
+    /// `None`: f32, or f64 for an f64 model.
+    dtype: Option<DType>,
+}
+
+impl StateTensor {
+    pub fn new(name: &'static str, shape: &[usize]) -> Self {
+        Self { name, shape: shape.to_vec(), dtype: None }
+    }
+
+    /// A tensor of this dtype for every model.
+    pub fn of(self, dtype: DType) -> Self {
+        Self { dtype: Some(dtype), ..self }
+    }
+
+    /// Its dtype for a parameter of this dtype. Moments of low-precision parameters are kept in f32.
+    pub fn dtype(&self, parameter: DType) -> DType {
+        self.dtype.unwrap_or(if parameter == DType::F64 { DType::F64 } else { DType::F32 })
+    }
+
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().map(|&n| n as u64).product()
+    }
+
+    /// Its bytes for a parameter of this dtype.
+    pub fn bytes(&self, parameter: DType) -> u64 {
+        self.elements() * self.dtype(parameter).size_in_bytes() as u64
+    }
+}
 
 /// The numbers of one update that are the same for all parameters.
 #[derive(Clone, Copy, Debug)]
@@ -72,9 +103,9 @@ pub(crate) trait Rule {
     }
 
     /// The state of a parameter of this shape.
-    fn state(&self, shape: &[usize]) -> Vec<StateShape>;
+    fn state(&self, shape: &[usize]) -> Vec<StateTensor>;
 
-    /// Whether each tensor of state has its parameter's shape, and rows are updated each by itself. Then large state may be in a file, or in
+    /// Whether each tensor of state has its parameter's shape and the usual dtype, and rows are updated each by itself. Then large state may be in a file, or in
     /// the host's memory beside a card.
     fn has_state_by_element(&self) -> bool {
         false

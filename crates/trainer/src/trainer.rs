@@ -180,15 +180,16 @@ impl Trainer {
         self.parallel.as_ref().filter(|parallel| parallel.owner(0).is_some())
     }
 
-    /// The distributed optimizer's state, parameter by parameter. Every process has to ask.
+    /// The distributed optimizer's state in the order of its file: wider tensors first, parameter by parameter. Every process has to ask.
     pub(crate) fn each_state(
         &self,
         parallel: &Parallel,
         mut take: impl FnMut(Vec<(String, Tensor)>) -> Result<()>,
     ) -> Result<()> {
-        for (index, parameter) in self.model.parameters().iter().enumerate() {
-            if self.gradients.is_trainable(index) {
-                take(self.optimizer.state_of(index, parameter, parallel)?)?;
+        let trained = || (0..).zip(self.model.parameters()).filter(|(index, _)| self.gradients.is_trainable(*index));
+        for width in self.optimizer.widths(trained().map(|(_, parameter)| parameter)) {
+            for (index, parameter) in trained() {
+                take(self.optimizer.state_of(index, parameter, width, parallel)?)?;
             }
         }
         Ok(())

@@ -5,10 +5,14 @@
 #[expect(dead_code, reason = "these tests compare more than losses")]
 mod support;
 
+use std::fs;
+use std::path::Path;
+
 use collective::{Shards, threads};
 use support::device::every;
 use t5::{LayerMajor, Levers};
-use trainer::adamw::AdamwOptions;
+use trainer::adamw::{AdamwOptions, StatePrecision};
+use trainer::checkpoint::Checkpoints;
 use trainer::{Batch, Parallel, Sharding, StepOutcome, StepPlan, StepStats, Trainer, TrainerOptions};
 
 const STEPS: u32 = 6;
@@ -56,18 +60,8 @@ fn run(
         let parallel = Parallel::new(group, shards).unwrap();
         let shards: Shards = parallel.shards();
         trainer.join(parallel, sharding).unwrap();
-        let stats = (0..STEPS / every(3) as u32).map(|step| {
-            let (sources, targets) = support::batch(step, samples as u32);
-            let of_shards: Vec<_> = shards.owned_by(rank).map(|shard| shards.positions(shard, samples)).collect();
-            let mine = of_shards[0].start..of_shards[of_shards.len() - 1].end;
-            let batch = Batch { sources: &sources[mine.clone()], targets: &targets[mine] };
-            let of_shards: Vec<usize> = of_shards.iter().map(ExactSizeIterator::len).collect();
-            match trainer.step_of_shards(&batch, &of_shards, plan, &|| false).unwrap() {
-                StepOutcome::Done(stats) => stats,
-                other => panic!("{other:?}"),
-            }
-        });
-        let stats = stats.collect();
+        let steps = 0..STEPS / every(3) as u32;
+        let stats = steps.map(|step| make_step(&mut trainer, (shards, rank), step, (plan, samples))).collect();
         if sharding != Sharding::Weights {
             return Ended { stats, parameters: parameters(&trainer) };
         }
@@ -81,6 +75,24 @@ fn run(
         let whole = t5::T5::load(directory.path(), options.parameter_dtype(), &support::device()).unwrap();
         Ended { stats, parameters: bits(&whole) }
     })
+}
+
+/// The step of process `rank`, which has its own samples of a step of `samples`.
+fn make_step(
+    trainer: &mut Trainer,
+    (shards, rank): (Shards, usize),
+    step: u32,
+    (plan, samples): (&StepPlan, usize),
+) -> StepStats {
+    let (sources, targets) = support::batch(step, samples as u32);
+    let of_shards: Vec<_> = shards.owned_by(rank).map(|shard| shards.positions(shard, samples)).collect();
+    let mine = of_shards[0].start..of_shards[of_shards.len() - 1].end;
+    let batch = Batch { sources: &sources[mine.clone()], targets: &targets[mine] };
+    let of_shards: Vec<usize> = of_shards.iter().map(ExactSizeIterator::len).collect();
+    match trainer.step_of_shards(&batch, &of_shards, plan, &|| false).unwrap() {
+        StepOutcome::Done(stats) => stats,
+        other => panic!("{other:?}"),
+    }
 }
 
 fn alone(options: &TrainerOptions, plan: &StepPlan, samples: usize) -> Ended {
@@ -197,6 +209,53 @@ fn owners_of_optimizer_state_and_gradients_change_no_bit() {
         let expected = run(&options, (1, Some(4)), Sharding::None, (&plan(2, None), 9)).swap_remove(0);
         assert_eq!(run(&options, (2, Some(4)), Sharding::Gradients, (&plan(2, None), 9))[1], expected);
     }
+}
+
+#[test]
+fn moments_in_int8_are_the_same_for_any_number_of_processes_and_come_back_from_a_checkpoint() {
+    // Matrices of more than 4096 values, and norms of fewer.
+    let config = t5::Config { vocab_size: 150, d_model: 64, d_kv: 16, d_ff: 160, ..support::config() };
+    let optimizer = AdamwOptions { state_precision: StatePrecision::Int8, ..AdamwOptions::default() };
+    let options = TrainerOptions { optimizer: optimizer.into(), ..support::options() };
+    let (dtype, device) = (options.parameter_dtype(), support::device());
+    let fresh = || Trainer::new(t5::T5::init(&config, 7, dtype, &device).unwrap(), options.clone()).unwrap();
+    // Steps up to the fourth, with a checkpoint after the second.
+    let run = |processes, sharding, from: Option<&Path>, saved: &Path| {
+        threads::run(processes, |group| {
+            let rank = group.rank();
+            let found = from.map(|directory| Checkpoints::newest_valid(directory).unwrap().unwrap());
+            let first = if found.is_some() { 2 } else { 0 };
+            let resumed = found.map(|found| Trainer::resume(&found, options.clone(), dtype, &device).unwrap());
+            let mut trainer = resumed.unwrap_or_else(fresh);
+            let parallel = Parallel::new(group, Some(4)).unwrap();
+            let shards = parallel.shards();
+            trainer.join(parallel, sharding).unwrap();
+            for step in first..4 {
+                if step == 2 && rank == 0 {
+                    let mut checkpoints = Checkpoints::new(saved, 1, 0);
+                    checkpoints.save(&trainer, &serde_json::Value::Null, None, &|| false).unwrap();
+                } else if step == 2 {
+                    trainer.serve_state().unwrap();
+                }
+                make_step(&mut trainer, (shards, rank), step, (&plan(2, None), 9));
+            }
+            parameters(&trainer)
+        })
+    };
+    let state = |saved: &Path| fs::read(saved.join("step-00000002/optimizer.safetensors")).unwrap();
+    let saved = [(); 5].map(|()| tempfile::tempdir().unwrap());
+    let one = run(1, Sharding::None, None, saved[0].path()).swap_remove(0);
+    // Two bytes a value, and the numbers of blocks: a quarter of f32, and a little more for norms.
+    let parameters: u64 = t5::ParameterSpec::all(&config).iter().map(t5::ParameterSpec::elements).sum();
+    assert!((state(saved[0].path()).len() as u64) < 4 * parameters);
+    for (number, (processes, sharding)) in
+        [(2, Sharding::None), (2, Sharding::Optimizer), (4, Sharding::Gradients)].into_iter().enumerate()
+    {
+        let saved_here = saved[1 + number].path();
+        assert!(run(processes, sharding, None, saved_here).iter().all(|other| *other == one), "{sharding:?}");
+        assert!(state(saved_here) == state(saved[0].path()), "{sharding:?}");
+    }
+    assert!(run(2, Sharding::None, Some(saved[0].path()), saved[4].path())[1] == one);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 mod support;
 
 use t5::{Config, Lora, T5};
-use trainer::adamw::AdamwOptions;
+use trainer::adamw::{AdamwOptions, StatePrecision};
 use trainer::checkpoint::Checkpoints;
 use trainer::costs::{SavedFrom, saving};
 use trainer::{LayerMajor, Levers, MasterWeights, Precision, StepPlan, Trainer, TrainerOptions};
@@ -31,10 +31,13 @@ fn saving_holds_a_piece_of_a_tensor_and_what_the_bill_says() {
     let f32 = TrainerOptions { optimizer: AdamwOptions::default().into(), ..support::options() };
     let bf16 =
         TrainerOptions { precision: Precision::Bf16, master_weights: MasterWeights::StochasticRounding, ..f32.clone() };
+    let int8 = AdamwOptions { state_precision: StatePrecision::Int8, ..AdamwOptions::default() };
+    let int8 = TrainerOptions { optimizer: int8.into(), ..f32.clone() };
     let files = tempfile::tempdir().unwrap();
     let cases = [
         (&wide, &f32, false),
         (&wide, &f32, true),
+        (&wide, &int8, false),
         (&wide, &bf16, false),
         (&adapted, &f32, false),
         (&small, &f32, false),

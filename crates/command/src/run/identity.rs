@@ -8,6 +8,7 @@
 use dataloader::{Side, Tokenizer};
 use memory_policy::plural;
 use serde_json::{Map, Value, json};
+use trainer::adamw::StatePrecision;
 
 use crate::config::Config;
 use crate::config::keys::KEYS;
@@ -31,6 +32,9 @@ pub fn identity(config: &Config, opened: &Opened, sources: &Sources) -> Value {
     // Checkpoints from before there were two optimizers do not name theirs.
     if config.optimizer.row.name != "adafactor" {
         identity["model"]["optimizer.name"] = json!(config.optimizer.row.name);
+    }
+    if config.optimizer.state_precision == StatePrecision::Int8 {
+        identity["model"]["optimizer.state_precision"] = json!("int8");
     }
     if !config.optimizer.groups.is_empty() {
         identity["model"]["optimizer.groups"] = json!(config.optimizer.groups);

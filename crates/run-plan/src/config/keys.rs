@@ -225,6 +225,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("optimizer.beta2", Number(0.0, 0.9999999), AUTO, "\"auto\"", "AdamW: decay of the second moment, auto: 0.999; Lion: decay of its moment, auto: 0.99"),
     key("optimizer.eps", Number(0.0, 1.0), AUTO, "\"auto\"", "AdamW: added to the root of the second moment; auto: 1e-8"),
     key("optimizer.weight_decay", Number(0.0, 1.0), AUTO, "\"auto\"", "decoupled weight decay; auto: 0, and 0.01 for AdamW as in torch"),
+    key("optimizer.state_precision", OneOf(&["f32", "int8"]), &[], "\"f32\"", "AdamW: how its moments are held between steps; int8: two bytes a parameter, in blocks of 256, as bitsandbytes quantises them; always in memory; a parameter with fewer than 4096 values keeps f32"),
     key("optimizer.groups", Tables, &[], "[]", "parameters with a learning_rate_factor or a weight_decay of their own, such as [{ parameters = [\"norms\", \"biases\"], weight_decay = 0 }]; the first group that names a parameter has it"),
 
     key("schedule.name", OneOf(&["constant", "one-cycle", "linear", "cosine", "inverse-sqrt"]), &[], "\"constant\"", "learning rate schedule"),

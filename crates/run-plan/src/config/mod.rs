@@ -483,6 +483,7 @@ mod tests {
             (&["optimizer.name=adamw", "optimizer.relative_step=true"], "optimizer.relative_step"),
             (&["schedule.warmup_steps=3", "schedule.warmup_ratio=0.1"], "schedule.warmup_ratio"),
             (&["optimizer.beta2=0.9"], "AdamW's"),
+            (&["optimizer.name=lion", "optimizer.state_precision=int8"], "AdamW's"),
             (&["optimizer.relative_step=true", "schedule.name=cosine"], "schedule.name"),
             (&["data.train=[]"], "`data.train` is empty"),
             (&["model.config=none"], "neither `model.config` nor `model.init_from`"),

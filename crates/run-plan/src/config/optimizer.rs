@@ -4,7 +4,7 @@
 
 use trainer::OptimizerOptions;
 use trainer::adafactor::AdafactorOptions;
-use trainer::adamw::AdamwOptions;
+use trainer::adamw::{AdamwOptions, StatePrecision};
 use trainer::groups::Group;
 use trainer::lion::LionOptions;
 
@@ -60,7 +60,13 @@ pub static ROWS: [Row; 3] = [
     Row {
         name: "adamw",
         title: "AdamW",
-        keys: &["optimizer.beta2", "optimizer.eps", "optimizer.scale_parameter", "optimizer.eps2"],
+        keys: &[
+            "optimizer.beta2",
+            "optimizer.eps",
+            "optimizer.scale_parameter",
+            "optimizer.eps2",
+            "optimizer.state_precision",
+        ],
         options: |values| {
             let of_torch = AdamwOptions::default();
             let is_scaled = values.switch("optimizer.scale_parameter");
@@ -71,6 +77,7 @@ pub static ROWS: [Row; 3] = [
                 eps: given(values, "optimizer.eps", of_torch.eps),
                 weight_decay: given(values, "optimizer.weight_decay", of_torch.weight_decay),
                 scale_parameter: is_scaled.then(|| values.required_number("optimizer.eps2")),
+                state_precision: state_precision(values),
             };
             options.into()
         },
@@ -97,6 +104,13 @@ fn given(values: &Values, key: &str, own: f64) -> f64 {
     values.number(key).unwrap_or(own)
 }
 
+fn state_precision(values: &Values) -> StatePrecision {
+    match values.text("optimizer.state_precision").as_deref() {
+        Some("int8") => StatePrecision::Int8,
+        _ => StatePrecision::F32,
+    }
+}
+
 impl Row {
     /// The optimizer of this name.
     pub fn named(name: &str) -> &'static Row {
@@ -120,6 +134,8 @@ pub struct Optimizer {
     pub beta1: Option<f64>,
     /// Whether steps are scaled by the size of their parameter.
     pub scale_parameter: bool,
+    /// How moments are held.
+    pub state_precision: StatePrecision,
     /// All options.
     pub options: OptimizerOptions,
     /// Parameters with numbers of their own.
@@ -155,6 +171,7 @@ impl Optimizer {
             learning_rate: options.configured_learning_rate(),
             beta1: values.number("optimizer.beta1"),
             scale_parameter: values.switch("optimizer.scale_parameter"),
+            state_precision: state_precision(values),
             options,
             groups: groups::from_values(values)?,
         })
@@ -168,6 +185,7 @@ fn check_keys(values: &Values, row: &Row) -> Outcome<()> {
     let is_on = |key: &str| values.setting(key).value.as_bool() == Some(true);
     let is_given = |key: &str| match values.setting(key).value {
         toml::Value::Boolean(is_on) => is_on,
+        toml::Value::String(_) => values.setting(key).value != keys::default(key),
         _ => keys::default(key).as_str() == Some("auto") && values.number(key).is_some(),
     };
     let Some(key) = of_others.copied().find(|key| is_given(key)) else { return Ok(()) };

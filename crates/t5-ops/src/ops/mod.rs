@@ -4,6 +4,7 @@
 pub(crate) mod activation;
 pub(crate) mod adafactor;
 pub(crate) mod adamw;
+pub(crate) mod adamw_int8;
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;
 pub(crate) mod decoding;

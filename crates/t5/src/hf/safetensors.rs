@@ -180,8 +180,9 @@ impl Reader {
     /// As [`Reader::read`], into a tensor of the same shape.
     pub(crate) fn read_over(&self, name: &str, tensor: &Tensor) -> Result<()> {
         let (extent, dtype) = (self.extent(name)?, tensor.dtype());
-        let stored = self.stored_dtype(name, &extent)?;
-        if (stored == DType::U32) != (dtype == DType::U32) {
+        let is_bytes = dtype == DType::U8 && extent.dtype == Ok(DType::U8);
+        let stored = if is_bytes { DType::U8 } else { self.stored_dtype(name, &extent)? };
+        if [DType::U32, DType::U8].iter().any(|of| (stored == *of) != (dtype == *of)) {
             return Err(Error::TensorMismatch {
                 path: self.path.clone(),
                 tensor: name.into(),

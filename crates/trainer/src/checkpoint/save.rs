@@ -1,5 +1,6 @@
 //! Writing a checkpoint: temporary directory, files, manifest, rename, and only then pruning.
 
+use std::cmp::Reverse;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -158,13 +159,16 @@ fn write_optimizer(place: &SaveTarget, trainer: &Trainer) -> Result<ManifestEntr
         return write_sharded(place, trainer, parallel);
     }
     let parameters = trainer.model().parameters();
-    let state = || trainer.optimizer.named_state(parameters);
-    let headers = state()
+    let mut state: Vec<_> = trainer.optimizer.named_state(parameters).collect();
+    state.sort_by_key(|(_, tensor)| Reverse(tensor.dtype().size_in_bytes()));
+    let headers = state
+        .iter()
+        .cloned()
         .map(|(name, tensor)| TensorHeader { name, dtype: tensor.dtype(), shape: tensor.dims().to_vec() })
         .collect();
     write_file(place, OPTIMIZER_FILE, |file| {
         let mut writer = Writer::new(&place.path().join(OPTIMIZER_FILE), file, headers, &[])?;
-        for (name, tensor) in state() {
+        for (name, tensor) in state {
             if !tensor_storage::is_in_file(tensor) {
                 writer.write(&name, tensor)?;
                 continue;
@@ -189,6 +193,7 @@ fn write_sharded(place: &SaveTarget, trainer: &Trainer, parallel: &Parallel) -> 
             headers.extend(Optimizer::headers(&optimizer, parameter));
         }
     }
+    headers.sort_by_key(|header| Reverse(header.dtype.size_in_bytes()));
     write_file(place, OPTIMIZER_FILE, |file| {
         let mut writer = Writer::new(&place.path().join(OPTIMIZER_FILE), file, headers, &[])?;
         trainer.each_state(parallel, |state| {

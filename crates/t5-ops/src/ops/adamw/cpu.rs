@@ -40,15 +40,15 @@ pub(super) fn adamw(param: &Tensor, grad: &Tensor, first: &Tensor, second: &Tens
 }
 
 #[derive(Clone, Copy)]
-struct Step {
+pub(crate) struct Step {
     scale: f32,
     factors: Factors,
-    rounding: Rounding,
-    first_row: usize,
+    pub(crate) rounding: Rounding,
+    pub(crate) first_row: usize,
 }
 
 impl Step {
-    fn of(h: &AdamwHyper) -> Self {
+    pub(crate) fn of(h: &AdamwHyper) -> Self {
         let scale = h.gradient_scale as f32;
         Self { scale, factors: Factors::of(h), rounding: h.rounding, first_row: h.first_row }
     }
@@ -71,7 +71,7 @@ fn apply<T: Element, G: Element>(p: &mut [T], g: &[G], (m, v): (&mut [f32], &mut
 
 /// The new value of a parameter.
 #[inline(always)]
-fn moved(p: f32, g: f32, m: &mut f32, v: &mut f32, Step { scale, factors: step, .. }: &Step) -> f32 {
+pub(crate) fn moved(p: f32, g: f32, m: &mut f32, v: &mut f32, Step { scale, factors: step, .. }: &Step) -> f32 {
     let g = g * scale;
     *m = *m * step.beta1 + g * step.new1;
     *v = *v * step.beta2 + g * g * step.new2;

@@ -11,7 +11,7 @@
 //!
 //! Shapes: parameter, gradient and both moments are the same.
 
-mod cpu;
+pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 pub(crate) mod reference;
