@@ -79,6 +79,35 @@ fn a_trimmed_model_has_the_rows_and_the_answers_of_the_whole_one() {
 }
 
 #[test]
+fn a_trim_keeps_the_entries_of_some_scripts() {
+    let scene = Scene::new();
+    model(&scene);
+    let trim =
+        |more: &[&str]| scene.run(&[&["trim-vocab", "--model", "model", "-o", "trimmed", "--force"], more].concat());
+    let before = entries(&scene, "model");
+    trim(&["--keep-scripts", "Latin"]).expect_code(0).expect_words(&["entries", "parameters"]);
+    let latin = entries(&scene, "trimmed");
+    // Its pieces are Latin, Arabic, Han and Cyrillic.
+    let is_other = |name: &&String| name.chars().any(|letter| ('\u{400}'..'\u{500}').contains(&letter));
+    let others = before.iter().filter(is_other).count();
+    // The piece of the lowest score always stays.
+    assert!(others > 5 && latin.iter().filter(is_other).count() <= 1 && !latin.contains(&"▁我们".to_owned()));
+    assert!(latin.iter().filter(|name| name.starts_with("<extra_id_")).count() == 100);
+    trim(&["--keep-scripts", "latin,Cyrillic"]).expect_code(0);
+    let both = entries(&scene, "trimmed");
+    assert_eq!(both.iter().filter(is_other).count(), others);
+    assert!(both.iter().all(|name| before.contains(name)) && latin.iter().all(|name| both.contains(name)));
+    // Of entries that no row uses, the first ones stay.
+    scene.write("rows.jsonl", "{\"prompt\": \"the quick brown fox\", \"response\": \"jumps over\"}\n");
+    let json = trim(&["--keep-scripts", "Latin", "--keep-used", "rows.jsonl", "--keep-top", "180", "--json"]);
+    let json = json.expect_code(0).json();
+    assert_eq!((&json["entries"][1], &json["share_kept"]), (&json!(180), &json!(1.0)), "{json}");
+    trim(&["--keep-scripts", "Klingon"]).expect_code(2).expect_words(&["`Klingon`", "--keep-scripts"]);
+    trim(&["--keep-scripts", "Latin}x"]).expect_code(2).expect_words(&["--keep-scripts"]);
+    trim(&[]).expect_code(2).expect_words(&["--keep-used"]);
+}
+
+#[test]
 fn a_trim_that_would_remove_an_id_of_the_config_is_refused() {
     let scene = Scene::new();
     model(&scene);

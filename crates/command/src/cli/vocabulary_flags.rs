@@ -15,9 +15,12 @@ pub struct TrimVocabArgs {
     #[arg(long, value_name = "MODEL")]
     pub model: PathBuf,
     /// Rows whose tokens stay: parquet, JSONL, JSON, CSV or TSV files, directories or globs (repeatable)
-    #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = typed_path())]
+    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present = "keep_scripts", value_parser = typed_path())]
     pub keep_used: Vec<String>,
-    /// Keep at most N entries in all: of those that the rows use, the most used ones
+    /// Scripts whose entries stay, such as Latin,Han, with digits and punctuation
+    #[arg(long, value_name = "SCRIPT", value_delimiter = ',', num_args = 1..)]
+    pub keep_scripts: Vec<String>,
+    /// Keep at most N entries in all: the most used ones of those that the rows use, then those of the scripts in their order
     #[arg(long, value_name = "N")]
     pub keep_top: Option<usize>,
     /// Columns

@@ -48,17 +48,27 @@ impl Whole {
 pub fn trim_vocab(flags: &TrimVocabArgs) -> Outcome<()> {
     let began = Instant::now();
     let Whole { model, config, tokenizer, vocabulary } = Whole::open(&flags.model, &flags.output, flags.result.force)?;
-    let files = data_files::files("--keep-used", &flags.keep_used)?;
-    let texts = FileTexts::open(&files, (&flags.columns.chosen(), &flags.text.options()), named_by_flags)?;
+    let of_scripts = vocabulary.of_scripts(&tokenizer, &flags.keep_scripts)?;
+    let open =
+        |files: &[PathBuf]| FileTexts::open(files, (&flags.columns.chosen(), &flags.text.options()), named_by_flags);
+    let texts = match flags.keep_used.as_slice() {
+        [] => None,
+        named => Some(open(&data_files::files("--keep-used", named)?)?),
+    };
     let prefix = flags.source_prefix.as_deref().unwrap_or(config.prefix());
-    let (used, rows) = used(&texts, &tokenizer, prefix)?;
+    let (used, rows) = match &texts {
+        Some(texts) => used(texts, &tokenizer, prefix)?,
+        None => (vec![0; tokenizer.vocab_size()], 0),
+    };
     let mut always = vocabulary.lasting();
     always.extend(config.named_ids());
-    let keep = chosen(&vocabulary, always, &used, flags.keep_top)?;
+    let keep = chosen(&vocabulary, always, (&used, &of_scripts), flags.keep_top)?;
     let trimmed = vocabulary.trimmed(&keep)?;
     // Names an id of the config that has no entry before anything is written.
     config.with_rows(&trimmed.entries)?;
-    check_texts(&texts, (&tokenizer, prefix), &trimmed)?;
+    if let Some(texts) = &texts {
+        check_texts(texts, (&tokenizer, prefix), &trimmed)?;
+    }
     outputs::make_directory_of(&flags.output)?;
     let changed = export_with_rows(&model, &trimmed.entries, &trimmed.files, &flags.output)?;
     let peak = SystemProbe::new().snapshot()?.peak_rss;
@@ -82,10 +92,12 @@ pub fn trim_vocab(flags: &TrimVocabArgs) -> Outcome<()> {
     let [entries_before, entries_now] = entries.map(|count| counted(count as u64));
     report::result(&format!(
         "{output}: {entries_now} of {entries_before} entries\n  parameters   {before} before, {now} now\n  bytes        \
-         {bytes_before} before, {bytes_now} now\n  tokens kept  {:.2} % of {} in {}\n",
-        100.0 * share,
-        counted(all),
-        plural(rows, "row")
+         {bytes_before} before, {bytes_now} now\n{}",
+        match texts {
+            Some(_) =>
+                format!("  tokens kept  {:.2} % of {} in {}\n", 100.0 * share, counted(all), plural(rows, "row")),
+            None => String::new(),
+        }
     ))?;
     report::note(&format!("{seconds:.1} s, peak {peak}"));
     Ok(())
@@ -119,8 +131,13 @@ fn each_text(texts: &[&str], prefix: &str, mut each: impl FnMut(&str) -> Outcome
     Ok(())
 }
 
-/// The ids that stay: those that always do, and of the used ones the most used, as many as there is room for.
-fn chosen(vocabulary: &Vocabulary, always: BTreeSet<u32>, used: &[u64], top: Option<usize>) -> Outcome<BTreeSet<u32>> {
+/// The ids that stay: those that always do, the most used ones of the rows, and then those of scripts, as many as there is room for.
+fn chosen(
+    vocabulary: &Vocabulary,
+    always: BTreeSet<u32>,
+    (used, of_scripts): (&[u64], &[u32]),
+    top: Option<usize>,
+) -> Outcome<BTreeSet<u32>> {
     let (mut keep, most) = (always, top.unwrap_or(usize::MAX));
     if keep.len() > most {
         return Err(Failure::usage(format!(
@@ -131,7 +148,7 @@ fn chosen(vocabulary: &Vocabulary, always: BTreeSet<u32>, used: &[u64], top: Opt
     }
     let mut ids: Vec<u32> = (0..used.len() as u32).filter(|id| used[*id as usize] > 0).collect();
     ids.sort_by_key(|id| (std::cmp::Reverse(used[*id as usize]), *id));
-    for id in ids {
+    for id in ids.into_iter().chain(of_scripts.iter().copied()) {
         let parts: BTreeSet<u32> = vocabulary.parts(id).into_iter().filter(|part| !keep.contains(part)).collect();
         if keep.len() + parts.len() > most {
             break;

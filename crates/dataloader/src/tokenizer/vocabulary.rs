@@ -13,6 +13,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 
+use fancy_regex::Regex;
 use serde_json::{Map, Value, json};
 use tokenizers::{NormalizedString, Normalizer};
 
@@ -122,6 +123,38 @@ impl Vocabulary {
         }
         ids.retain(|id| *id < rows);
         ids
+    }
+
+    /// The entries without a letter of another script than these, in their order. Digits, punctuation and signs belong to every script. Parts of
+    /// a letter belong to none: [`Vocabulary::parts`] has those that an entry needs.
+    ///
+    /// # Errors
+    /// [`Error::Options`] for a script that Unicode does not name.
+    pub fn of_scripts(&self, tokenizer: &Tokenizer, scripts: &[String]) -> Result<Vec<u32>, Error> {
+        let mut of_all = String::new();
+        for script in scripts {
+            let class = format!(r"\p{{Script={script}}}");
+            let is_name = script.chars().all(|letter| letter.is_ascii_alphabetic() || letter == '_');
+            if script.is_empty() || !is_name || Regex::new(&class).is_err() {
+                return Err(Error::Options(format!(
+                    "--keep-scripts: Unicode has no script `{}`: expected names such as Latin, Cyrillic, Han, Hiragana, Hangul, Arabic",
+                    script.escape_debug()
+                )));
+            }
+            of_all.push_str(&class);
+        }
+        if scripts.is_empty() {
+            return Ok(Vec::new());
+        }
+        let pattern = format!(r"\A[{of_all}\p{{Script=Common}}\p{{Script=Inherited}}&&[^\x{{FFFD}}]]*\z");
+        let pattern = Regex::new(&pattern).map_err(|error| Error::Options(format!("--keep-scripts: {error}")))?;
+        let mut ids = Vec::new();
+        for (name, id) in self.names.iter().zip(0..) {
+            if name.is_some() && pattern.is_match(&tokenizer.decode(&[id])?).unwrap_or(false) {
+                ids.push(id);
+            }
+        }
+        Ok(ids)
     }
 
     /// Whether there is an entry with this id.
