@@ -56,6 +56,7 @@ const ROWS: &[Row] = &[
     ("data.mixing_limit", "2", &[TASKS, NO_LIST]),
     ("data.tokenizer", "nosuch.json", &[]),
     ("data.objective", "span-corruption", &["data.text_column=question"]),
+    ("data.denoisers", "[{ mean_span_tokens = 2.0, prefix = \"[R] \" }]", &["data.text_column=question"]),
     ("data.noise_density", "0.5", &[SPANS, "data.text_column=question"]),
     ("data.mean_span_tokens", "1.0", &[SPANS, "data.text_column=question"]),
     ("data.max_source_tokens", "4", &[]),

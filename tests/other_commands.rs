@@ -124,3 +124,46 @@ fn span_corruption_trains_on_one_text_column() {
     // The sample tokenizer has sentinels.
     scene.run(&short(&arguments)).expect_code(0).expect_words(&["step 2/2"]);
 }
+
+#[test]
+fn denoisers_are_drawn_alike_after_a_resume() {
+    let scene = Scene::new();
+    let text = |row: usize| {
+        format!("row {row} of a text with words enough to hide some, such as {} and {}", row * 7, row * 11)
+    };
+    let texts: Vec<String> = (0..40).map(text).collect();
+    crate::files::write_rows(
+        &scene.path("texts.parquet"),
+        &[("text", texts.iter().map(|text| Some(text.as_str())).collect())],
+    );
+    let data = ["--set", "data.train=texts.parquet", "--set", "train.batch_size=4", "--set", "train.epochs=1"];
+    for (number, (objective, words)) in [
+        ("data.objective=ul2", "`text` by 7 denoisers"),
+        ("data.objective=prefix-lm", "the beginning of `text` to its end"),
+        (
+            "data.denoisers=[{ noise_density = 0.5, prefix = \"[X] \" }, { objective = \"prefix-lm\", weight = 2 }]",
+            "`text` by 2 denoisers",
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let run = |output: &str, more: &[&str]| {
+            scene.run(&short(&[&data[..], &["--set", objective, "--output", output], more].concat()))
+        };
+        let (whole, parts) = (format!("whole{number}"), format!("parts{number}"));
+        run(&whole, &["--max-steps", "5"]).expect_code(0).expect_words(&[words]);
+        run(&parts, &["--max-steps", "2"]).expect_code(0);
+        run(&parts, &["--max-steps", "5", "--keep-training"]).expect_code(0);
+        let model = |run: &str| scene.read(&format!("{run}/model/model.safetensors"));
+        assert_eq!(model(&whole), model(&parts), "{objective}");
+        let tokens = |run: &str| -> Vec<u64> {
+            scene.events(run, "step").iter().map(|step| step["target_tokens"].as_u64().expect("a count")).collect()
+        };
+        assert_eq!(tokens(&whole), tokens(&parts));
+    }
+    let other = ["--set", "data.objective=span-corruption", "--output", "whole0", "--keep-training"];
+    scene.run(&short(&[&data[..], &other].concat())).expect_code(2).expect_words(&["data.objective"]);
+    let wrong = ["--set", "data.denoisers=[{ mean_span = 3 }]"];
+    scene.run(&short(&[&data[..], &wrong].concat())).expect_code(2).expect_words(&["denoiser 1", "mean_span_tokens"]);
+}

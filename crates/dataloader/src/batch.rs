@@ -9,7 +9,7 @@ use parquet_dataset::{Dataset, Rows};
 
 use crate::error::{BadRow, BadValue};
 use crate::mixture::Sequence;
-use crate::objective::{Objective, Prepared, Refused, Sample, SampleLimits};
+use crate::objective::{Prepared, Refused, Sample, SampleLimits};
 use crate::random::Key;
 use crate::row_text::{RowText, TextLocation};
 use crate::side::Side;
@@ -337,7 +337,7 @@ impl BatchMaker {
     /// The prefix of a column's texts of a row.
     fn prefix(&self, number: usize, row: u64) -> &str {
         match (&self.options.objective, &self.options.mixture) {
-            (Objective::SpanCorruption { .. }, _) => "",
+            (objective, _) if !objective.has_targets() => "",
             (_, Some(mixture)) if number == 0 => &mixture.tasks()[mixture.task_of(row)].source_prefix,
             _ if number == 0 => &self.options.source_prefix,
             _ => "",

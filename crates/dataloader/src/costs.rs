@@ -108,7 +108,7 @@ fn rows_bytes(options: &LoaderOptions, dataset: &Dataset, read: &[u64]) -> u64 {
 /// is read whole.
 fn later_bytes(options: &LoaderOptions, largest: u64, read: u64) -> u64 {
     match options.objective {
-        Objective::SpanCorruption { .. } => 0,
+        Objective::SpanCorruption { .. } | Objective::Denoising { .. } => 0,
         _ if largest > read => largest.min(SEGMENT_BYTES as u64) * 3 / 2,
         _ => 0,
     }
@@ -122,7 +122,7 @@ fn prefix_bytes(options: &LoaderOptions, column: usize) -> u64 {
 /// Memory for tokenizing a text of `largest` bytes.
 fn tokenizing_bytes(options: &LoaderOptions, tokenizer: &Tokenizer, column: usize, largest: u64) -> u64 {
     let (max_tokens, text) = match options.objective {
-        Objective::SpanCorruption { .. } => (usize::MAX, largest.min(MAX_PIECE_BYTES)),
+        Objective::SpanCorruption { .. } | Objective::Denoising { .. } => (usize::MAX, largest.min(MAX_PIECE_BYTES)),
         _ if column == 0 => (options.max_source_tokens, largest),
         _ => (options.max_target_tokens, largest),
     };

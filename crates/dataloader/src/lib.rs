@@ -38,7 +38,9 @@ pub use costs::{CostRow, batch_bytes, costs};
 pub use error::{BadRow, BadValue, Error};
 pub use loader::{BatchShare, DataLoader, LoaderLimits, LoaderOptions};
 pub use mixture::{MixedTask, Mixing, Mixture, samples_of};
-pub use objective::{Objective, SampleLimits, SpanCorruption, noise_mask, tokens_and_targets_length, words_and_labels};
+pub use objective::{
+    Denoiser, Noise, Objective, SampleLimits, SpanCorruption, noise_mask, tokens_and_targets_length, words_and_labels,
+};
 pub use order::{EpochOrder, Order, OrderOptions};
 pub use permutation::Permutation;
 pub use random::{Key, Stream};

@@ -1,9 +1,11 @@
 //! The training task. An [`Objective`] names the columns; a prepared objective turns a row into a sample.
 
+mod denoisers;
 mod labels;
 mod span_corruption;
 mod text_to_text;
 
+pub use denoisers::{Denoiser, Noise};
 pub use labels::words_and_labels;
 pub(crate) use span_corruption::MAX_PIECE_BYTES;
 pub use span_corruption::{SpanCorruption, noise_mask, tokens_and_targets_length};
@@ -70,6 +72,13 @@ pub enum Objective {
         #[serde(flatten)]
         spans: SpanCorruption,
     },
+    /// Source and target are made of one text by one of several denoisers.
+    Denoising {
+        /// Column of the texts.
+        text_column: String,
+        /// The denoisers, of which one at least has a weight.
+        denoisers: Vec<Denoiser>,
+    },
 }
 
 impl Objective {
@@ -87,13 +96,13 @@ impl Objective {
             Self::LabelsOfWords { words_column, labels_column, .. } => {
                 vec![words_column.clone(), labels_column.clone()]
             }
-            Self::SpanCorruption { text_column, .. } => vec![text_column.clone()],
+            Self::SpanCorruption { text_column, .. } | Self::Denoising { text_column, .. } => vec![text_column.clone()],
         }
     }
 
     /// Whether a row has a source and targets as texts of their own.
     pub fn has_targets(&self) -> bool {
-        !matches!(self, Self::SpanCorruption { .. })
+        !matches!(self, Self::SpanCorruption { .. } | Self::Denoising { .. })
     }
 
     /// Whether targets are texts.
@@ -119,7 +128,7 @@ impl Objective {
                 let tokens = if column == 0 { options.max_source_tokens } else { options.max_target_tokens };
                 tokenizer.windows(tokens).usual_bytes(tokens) as u64
             }
-            Self::SpanCorruption { .. } => MAX_PIECE_BYTES,
+            Self::SpanCorruption { .. } | Self::Denoising { .. } => MAX_PIECE_BYTES,
             Self::Labels { .. } if column == 0 => {
                 tokenizer.windows(options.max_source_tokens).usual_bytes(options.max_source_tokens) as u64
             }
@@ -161,7 +170,8 @@ pub(crate) struct Refused {
 pub(crate) enum Prepared {
     /// The limits, and the ids to put before every source, and before every target. Of preferences too.
     TextToText(SampleLimits, [Vec<u32>; 2]),
-    SpanCorruption(span_corruption::Prepared),
+    /// Span corruption, too.
+    Denoising(denoisers::Prepared),
     /// With the tokens that begin a source, and the labels.
     Labels(SampleLimits, Vec<u32>, Vec<String>),
     LabelsOfWords(SampleLimits, Vec<u32>, Vec<String>),
@@ -185,7 +195,10 @@ impl Prepared {
                 Self::LabelsOfWords(limits, tokenizer.start_ids().to_vec(), labels.clone())
             }
             Objective::SpanCorruption { spans, .. } => {
-                Self::SpanCorruption(span_corruption::Prepared::new(*spans, limits, &tokenizer.sentinels())?)
+                Self::Denoising(denoisers::Prepared::new(&[Denoiser::spans(*spans)], limits, tokenizer)?)
+            }
+            Objective::Denoising { denoisers, .. } => {
+                Self::Denoising(denoisers::Prepared::new(denoisers, limits, tokenizer)?)
             }
         })
     }
@@ -195,7 +208,7 @@ impl Prepared {
     pub fn read_part(&self, bytes: u64, most: u64, key: Key) -> Range<u64> {
         match self {
             Self::TextToText(..) | Self::Labels(..) | Self::LabelsOfWords(..) => 0..bytes.min(most),
-            Self::SpanCorruption(_) => span_corruption::piece(bytes, key),
+            Self::Denoising(_) => span_corruption::piece(bytes, key),
         }
     }
 
@@ -212,7 +225,7 @@ impl Prepared {
             Self::TextToText(..) | Self::Labels(..) | Self::LabelsOfWords(..) => {
                 RowText::new(place, bytes as usize, held, stop)
             }
-            Self::SpanCorruption(_) => {
+            Self::Denoising(_) => {
                 let piece = span_corruption::within_characters(held, span_corruption::piece(bytes, key), bytes);
                 RowText::new(place, piece.len(), piece, stop)
             }
@@ -225,7 +238,7 @@ impl Prepared {
             Self::TextToText(limits, _) if column == 0 => limits.max_source_tokens,
             Self::TextToText(limits, _) => limits.max_target_tokens,
             Self::Labels(limits, ..) | Self::LabelsOfWords(limits, ..) => limits.max_source_tokens,
-            Self::SpanCorruption(_) => usize::MAX,
+            Self::Denoising(_) => usize::MAX,
         }
     }
 
@@ -254,9 +267,9 @@ impl Prepared {
                 Sample { target: label, target_was_cut: false, ..text_to_text::sample(source, Vec::new(), limits) }
             }
             Self::LabelsOfWords(..) => unreachable!("words and labels are a sample already"),
-            Self::SpanCorruption(spans) => {
+            Self::Denoising(denoisers) => {
                 let [text] = <[Vec<u32>; 1]>::try_from(ids).expect("one text");
-                spans.sample(&text, key)
+                denoisers.sample(&text, key)
             }
         }
     }

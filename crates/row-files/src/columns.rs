@@ -79,7 +79,7 @@ pub enum Pairing {
         /// Column of the system's message, which comes first.
         system: Option<String>,
     },
-    /// One text, for span corruption.
+    /// One text, for pretraining.
     Text {
         /// The column.
         column: String,
@@ -278,7 +278,7 @@ impl Pairing {
                     "chats from `{column}`{system}: the last answer is the response, everything before it the prompt"
                 )
             }
-            Self::Text { column } => format!("text from `{column}`, for span corruption"),
+            Self::Text { column } => format!("text from `{column}`, for pretraining"),
             Self::Each { columns } => format!("texts from {}", listed(columns)),
         }
     }

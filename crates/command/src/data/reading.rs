@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use dataloader::{Objective, Side, SpanCorruption, Tokenizer};
+use dataloader::{Denoiser, Noise, Objective, Side, SpanCorruption, Tokenizer};
 use memory_policy::{counted, plural};
 use row_files::{Cell, Chosen, Column, Conversion, Labels, Row, Rows, Trace, is_label_column};
 use serde_json::{Map, Value, json};
@@ -256,6 +256,17 @@ pub fn chosen(columns: &Columns) -> Chosen {
     }
 }
 
+/// A denoiser of the config, as the loader's type.
+fn denoiser(of: &config::Denoiser) -> Denoiser {
+    let noise = match of.noise {
+        config::Noise::SpanCorruption { noise_density, mean_span_tokens } => {
+            Noise::SpanCorruption(SpanCorruption { noise_density, mean_span_tokens })
+        }
+        config::Noise::PrefixLm { noise_density } => Noise::PrefixLm { noise_density },
+    };
+    Denoiser { noise, prefix: of.prefix.clone(), weight: of.weight }
+}
+
 impl Reading {
     /// The task, by the config's name.
     pub fn task(&self) -> config::Objective {
@@ -265,7 +276,7 @@ impl Reading {
             | Objective::Labelled { .. }
             | Objective::Labels { .. }
             | Objective::LabelsOfWords { .. } => config::Objective::TextToText,
-            Objective::SpanCorruption { .. } => config::Objective::SpanCorruption,
+            Objective::SpanCorruption { .. } | Objective::Denoising { .. } => config::Objective::Denoising,
         }
     }
 
@@ -320,6 +331,9 @@ impl Reading {
         let mut columns = columns.into_iter();
         let mut next = || columns.next().unwrap_or_default();
         let objective = match is_text {
+            true if !data.denoisers.is_empty() => {
+                Objective::Denoising { text_column: next(), denoisers: data.denoisers.iter().map(denoiser).collect() }
+            }
             true => Objective::SpanCorruption { text_column: next(), spans },
             false if data.chosen.preference.is_some() => {
                 Objective::Preference { prompt_column: next(), chosen_column: next(), rejected_column: next() }

@@ -1,6 +1,6 @@
 //! The first screen of a run: the model, the data, the settings, and the end of the run. A colleague can check it at a glance.
 
-use dataloader::Objective;
+use dataloader::{Denoiser, Noise, Objective};
 use memory_policy::{counted, labelled, plural};
 use t5::{Lora, Targets};
 use trainer::TrainerOptions;
@@ -84,6 +84,10 @@ fn data(config: &Config, opened: &Opened) -> String {
             format!("words of `{words_column}` to the {} labels of `{labels_column}`", labels.len())
         }
         Objective::SpanCorruption { text_column, .. } => format!("span corruption of `{text_column}`"),
+        Objective::Denoising { text_column, denoisers } => match denoisers.as_slice() {
+            [Denoiser { noise: Noise::PrefixLm { .. }, .. }] => format!("the beginning of `{text_column}` to its end"),
+            _ => format!("`{text_column}` by {}", plural(denoisers.len() as u64, "denoiser")),
+        },
     };
     format!(
         "{}, {validation}; {task}, at most {} and {} tokens",

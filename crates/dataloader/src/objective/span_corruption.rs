@@ -126,7 +126,7 @@ const MAX_TEXT_BYTES: u64 = 256 << 10;
 pub(crate) const MAX_PIECE_BYTES: u64 = MAX_TEXT_BYTES + 3;
 
 /// Separate the random choices of a row.
-const WINDOW: u64 = 0;
+pub(super) const WINDOW: u64 = 0;
 const SPANS: u64 = 1;
 const PIECE: u64 = 2;
 

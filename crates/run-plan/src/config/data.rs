@@ -32,6 +32,8 @@ pub struct Data {
     pub tokenizer: Option<PathBuf>,
     /// The training task; `None`: determined from the files.
     pub objective: Option<Objective>,
+    /// The denoisers of pretraining; none: span corruption with the two numbers below.
+    pub denoisers: Vec<Denoiser>,
     /// Share of tokens that span corruption masks.
     pub noise_density: f64,
     /// Mean length of a masked span in tokens.
@@ -109,6 +111,34 @@ pub struct DataTask {
     pub columns: Columns,
 }
 
+/// A denoiser.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Denoiser {
+    /// What it does with a text.
+    pub noise: Noise,
+    /// The text before each source; may be empty.
+    pub prefix: String,
+    /// How often it is drawn, beside the others' weights.
+    pub weight: f64,
+}
+
+/// How a source and a target are made of a text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Noise {
+    /// Spans of this mean length are cut out, with this share of the tokens.
+    SpanCorruption {
+        /// The share of the tokens.
+        noise_density: f64,
+        /// The mean length.
+        mean_span_tokens: f64,
+    },
+    /// The target continues the source. `None`: from any place.
+    PrefixLm {
+        /// The share of the text that is the target.
+        noise_density: Option<f64>,
+    },
+}
+
 /// How many samples tasks give, beside each other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mixing {
@@ -147,22 +177,24 @@ pub enum BadRows {
 pub enum Objective {
     /// Prompt in, response out.
     TextToText,
-    /// The T5 paper's denoising.
-    SpanCorruption,
+    /// A text that is corrupted, and restored.
+    Denoising,
 }
 
 impl Data {
     /// The settings in these values.
     pub fn from_values(values: &Values) -> Self {
         let objective = values.text("data.objective").map(|name| match name.as_str() {
-            "span-corruption" => Objective::SpanCorruption,
-            _ => Objective::TextToText,
+            "text-to-text" => Objective::TextToText,
+            _ => Objective::Denoising,
         });
+        // With denoisers, the task need not be named.
+        let objective = objective.or((!values.tables("data.denoisers").is_empty()).then_some(Objective::Denoising));
         let [prompt, text] = ["data.prompt_column", "data.text_column"].map(|key| values.text(key));
         let response = values.text("data.response_column");
         // With a response, the text is its prompt: `--text_column article --summary_column highlights` of transformers' scripts.
         let (prompt, text) = match (objective, &response) {
-            (Some(Objective::SpanCorruption), _) | (_, None) => (prompt, text),
+            (Some(Objective::Denoising), _) | (_, None) => (prompt, text),
             _ => (prompt.or(text), None),
         };
         let preference = values.text("preference.loss").and_then(|name| PreferenceLoss::named(&name));
@@ -179,7 +211,7 @@ impl Data {
                 target: values.text("data.target_template"),
                 source_lang: values.text("data.source_lang"),
                 target_lang: values.text("data.target_lang"),
-                is_text: objective == Some(Objective::SpanCorruption),
+                is_text: objective == Some(Objective::Denoising),
                 has_labels: preference.is_some_and(PreferenceLoss::has_labels),
                 label: values.text("data.label_column"),
                 preference: match (Task::from_values(values), preference.filter(|loss| !loss.has_labels())) {
@@ -201,6 +233,7 @@ impl Data {
             source_prefix: values.text("data.source_prefix"),
             tokenizer: values.text("data.tokenizer").as_deref().map(paths::from_text),
             objective,
+            denoisers: Vec::new(),
             noise_density: values.required_number("data.noise_density"),
             mean_span_tokens: values.required_number("data.mean_span_tokens"),
             max_source_tokens: size(values, "data.max_source_tokens"),

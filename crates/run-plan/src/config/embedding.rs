@@ -53,7 +53,7 @@ pub fn check(config: &Config) -> Outcome<()> {
         )
         .hint("`--batch-size 64`: memory is that of a micro-batch, whatever the size"));
     }
-    if config.preference.is_some() || config.data.objective == Some(Objective::SpanCorruption) {
+    if config.preference.is_some() || config.data.objective == Some(Objective::Denoising) {
         let key = if config.preference.is_some() { "preference.loss" } else { "data.objective" };
         return Err(Failure::usage(format!("`task.name = \"embedding\"` ({origin}) has no `{key}`"))
             .hint("leave out one of them"));

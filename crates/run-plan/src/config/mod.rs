@@ -14,6 +14,7 @@
 pub mod aliases;
 mod batch_size;
 mod data;
+mod denoisers;
 pub mod embedding;
 pub mod evaluating;
 pub mod generation;
@@ -35,7 +36,7 @@ mod written;
 
 use std::path::PathBuf;
 
-pub use data::{BadRows, Columns, Data, DataTask, Mixing, Objective, Tasks};
+pub use data::{BadRows, Columns, Data, DataTask, Denoiser, Mixing, Noise, Objective, Tasks};
 pub use generation::Generation;
 pub use memory::{Memory, PricesFrom};
 pub use optimizer::Optimizer;
@@ -249,7 +250,8 @@ impl Config {
             base_precision: values.text("model.base_precision").as_deref().and_then(t5::Precision::of_name),
             overrides: values.table("model.overrides"),
         };
-        let data = tasks::with_tasks(Data::from_values(&values), &values)?;
+        let data = denoisers::with_denoisers(Data::from_values(&values), &values)?;
+        let data = tasks::with_tasks(data, &values)?;
         let train = train(&values, &run, &data)?;
         let lora = lora::Adapter::from_values(&values)?;
         let optimizer = Optimizer::from_values(&values, lora.is_some())?;

@@ -44,9 +44,9 @@ pub fn check(config: &Config) -> Outcome<()> {
         ))
         .hint("`--batch-size 8`"));
     }
-    if config.data.objective == Some(Objective::SpanCorruption) {
+    if config.data.objective == Some(Objective::Denoising) {
         return Err(Failure::usage(format!(
-            "`preference.loss` ({origin}) is for answers to prompts, and `data.objective` is \"span-corruption\""
+            "`preference.loss` ({origin}) is for answers to prompts, and `data.objective` or `data.denoisers` asks for pretraining"
         ))
         .hint("leave out one of them"));
     }

@@ -40,9 +40,8 @@ pub fn with_tasks(data: Data, values: &Values) -> Outcome<Data> {
         }
     }
     if data.chosen.is_text || data.chosen.preference.is_some() {
-        return Err(Failure::usage(format!("{}: tasks have pairs of a source and a target", at(KEY))).hint(
-            "leave out `preference.loss` and `data.objective = \"span-corruption\"`, or train one list of files",
-        ));
+        return Err(Failure::usage(format!("{}: tasks have pairs of a source and a target", at(KEY)))
+            .hint("leave out `preference.loss`, `data.objective` and `data.denoisers`, or train one list of files"));
     }
     let mut tasks: Vec<DataTask> = Vec::new();
     for (index, table) in tables.iter().enumerate() {

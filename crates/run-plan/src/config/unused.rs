@@ -93,14 +93,14 @@ const RULES: &[Rule] = &[
     },
     Rule {
         keys: &["data.noise_density", "data.mean_span_tokens"],
-        has_effect: |_, now| now.objective != Some(Objective::TextToText),
-        why: "it is for span corruption, and the rows are pairs of prompt and response",
+        has_effect: |config, now| now.objective != Some(Objective::TextToText) && config.data.denoisers.is_empty(),
+        why: "it is for span corruption, and the run trains another task, or denoisers with numbers of their own",
     },
     Rule {
         // With a response, the text is its prompt.
         keys: &["data.text_column"],
         has_effect: |config, now| now.objective != Some(Objective::TextToText) || config.data.chosen.response.is_some(),
-        why: "it is for span corruption, and the rows are pairs of prompt and response",
+        why: "it is for pretraining, and the rows are pairs of prompt and response",
     },
     Rule {
         keys: &[
@@ -113,8 +113,8 @@ const RULES: &[Rule] = &[
             "data.source_prefix",
             "data.truncation_side",
         ],
-        has_effect: |_, now| now.objective != Some(Objective::SpanCorruption),
-        why: "it is for pairs of prompt and response, and the run trains span corruption",
+        has_effect: |_, now| now.objective != Some(Objective::Denoising),
+        why: "it is for pairs of prompt and response, and the run pretrains on texts",
     },
     Rule {
         keys: &["data.mixing", "data.mixing_limit"],
