@@ -2,8 +2,9 @@
 //!
 //! `modules.json` is written last: without it, the directory is that of an encoder.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use t5::Pooling;
 
@@ -31,6 +32,88 @@ pub struct Modules {
     pub normalizes: bool,
     /// The most tokens of a text.
     pub max_tokens: Option<usize>,
+    /// The directory of a linear layer between both.
+    pub dense: Option<PathBuf>,
+}
+
+/// A linear layer over vectors, with its activation.
+#[derive(Debug)]
+pub struct Dense {
+    /// (out, in)
+    weight: Tensor,
+    /// (out)
+    bias: Option<Tensor>,
+    is_tanh: bool,
+}
+
+impl Dense {
+    /// Reads the layer in a directory, for vectors of `inputs` numbers.
+    ///
+    /// # Errors
+    /// A file is missing or damaged, the layer has another width, or an activation that is not supported.
+    pub fn load(directory: &Path, inputs: usize) -> Outcome<Dense> {
+        let config = directory.join("config.json");
+        let settings = read(&config)?.unwrap_or_default();
+        let activation = text(&settings, "activation_function").rsplit('.').next().unwrap_or_default();
+        let is_tanh = match activation {
+            "" | "Tanh" => true,
+            "Identity" => false,
+            other => {
+                return Err(Failure::unusable(format!(
+                    "{}: the activation `{other}` is not supported",
+                    config.display()
+                ))
+                .hint("Identity and Tanh are"));
+            }
+        };
+        let file = directory.join("model.safetensors");
+        let reader = t5::safetensors::Reader::open(&file)?;
+        let outputs = match reader.shape("linear.weight") {
+            Some(&[outputs, width]) if width == inputs => outputs,
+            shape => {
+                let problem = format!("{}: `linear.weight` has the shape {shape:?}", file.display());
+                return Err(
+                    Failure::unusable(problem).hint(format!("expected [N, {inputs}], for the encoder's vectors"))
+                );
+            }
+        };
+        let tensor = |name: &str| reader.read(name, DType::F32, &Device::Cpu);
+        let bias = match reader.shape("linear.bias") {
+            Some(shape) if *shape == [outputs] => Some(tensor("linear.bias")?),
+            Some(shape) => {
+                return Err(Failure::unusable(format!("{}: `linear.bias` has the shape {shape:?}", file.display())));
+            }
+            None => None,
+        };
+        Ok(Dense { weight: tensor("linear.weight")?, bias, is_tanh })
+    }
+
+    /// The numbers of a result.
+    pub fn width(&self) -> usize {
+        self.weight.dims()[0]
+    }
+
+    /// Bytes of the layer.
+    pub fn bytes(&self) -> u64 {
+        (self.weight.elem_count() * size_of::<f32>()) as u64
+    }
+
+    /// The results for some vectors, one after the other.
+    ///
+    /// # Errors
+    /// The product fails.
+    pub fn forward(&self, vectors: &[f32]) -> Outcome<Vec<f32>> {
+        let apply = || -> candle_core::Result<Vec<f32>> {
+            let inputs = self.weight.dims()[1];
+            let vectors = Tensor::from_slice(vectors, (vectors.len() / inputs, inputs), &Device::Cpu)?;
+            let mut results = vectors.matmul(&self.weight.t()?)?; // (n, out)
+            if let Some(bias) = &self.bias {
+                results = results.broadcast_add(bias)?;
+            }
+            if self.is_tanh { results.tanh()? } else { results }.flatten_all()?.to_vec1()
+        };
+        apply().map_err(|error| Failure::internal(format!("a layer over vectors: {error}")))
+    }
 }
 
 impl Modules {
@@ -49,6 +132,7 @@ impl Modules {
                     found.max_tokens = settings["max_seq_length"].as_u64().and_then(|most| usize::try_from(most).ok());
                 }
                 "Pooling" => found.pooling = pooling(&directory.join(path).join("config.json"))?,
+                "Dense" if found.dense.is_none() && !found.normalizes => found.dense = Some(directory.join(path)),
                 "Normalize" => found.normalizes = true,
                 other => {
                     let path = directory.join(MODULES);
@@ -56,7 +140,7 @@ impl Modules {
                         "{}: the module `{other}` is not supported",
                         path.display()
                     ))
-                    .hint("Transformer, Pooling and Normalize are read"));
+                    .hint("Transformer, Pooling, one Dense and Normalize are read, in this order"));
                 }
             }
         }
@@ -142,11 +226,31 @@ mod tests {
         assert_eq!(Modules::read(directory.path()).unwrap(), None);
         for pooling in [Pooling::Mean, Pooling::Cls, Pooling::Max, Pooling::Last] {
             for normalizes in [false, true] {
-                let modules = Modules { pooling, normalizes, max_tokens: Some(77) };
+                let modules = Modules { pooling, normalizes, max_tokens: Some(77), dense: None };
                 modules.write(directory.path(), 16).unwrap();
                 assert_eq!(Modules::read(directory.path()).unwrap(), Some(modules));
             }
         }
+    }
+
+    #[test]
+    fn a_layer_over_vectors_is_their_product_with_its_weight_and_its_activation() {
+        let directory = tempfile::tempdir().unwrap();
+        let tensor = |values: &[f32], shape: &[usize]| Tensor::from_slice(values, shape, &Device::Cpu).unwrap();
+        let (weight, bias) = (tensor(&[1.0, 2.0, -1.0, 0.5, 0.0, 3.0], &[3, 2]), tensor(&[0.5, 0.0, -1.0], &[3]));
+        let file = directory.path().join("model.safetensors");
+        t5::safetensors::write(&file, &[("linear.weight", &weight), ("linear.bias", &bias)], &[]).unwrap();
+        let layer = |activation: &str| {
+            let settings = format!("{{\"activation_function\": \"torch.nn.modules.{activation}\"}}");
+            std::fs::write(directory.path().join("config.json"), settings).unwrap();
+            Dense::load(directory.path(), 2).unwrap()
+        };
+        let vectors = [2.0, 1.0, 0.0, -1.0];
+        let expected = [4.5, -1.5, 2.0, -1.5, -0.5, -4.0];
+        assert_eq!(layer("linear.Identity").forward(&vectors).unwrap(), expected);
+        let tanh = layer("activation.Tanh").forward(&vectors).unwrap();
+        assert!(tanh.iter().zip(expected).all(|(got, of)| (got - of.tanh()).abs() < 1e-6), "{tanh:?}");
+        assert!(Dense::load(directory.path(), 4).unwrap_err().message.contains("the shape"));
     }
 
     #[test]
@@ -157,9 +261,13 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         };
-        let dense = r#"[{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}]"#;
-        write(MODULES, dense);
-        assert!(Modules::read(directory.path()).unwrap_err().message.contains("`Dense`"));
+        let weighted = r#"[{"path": "2_Weighted", "type": "sentence_transformers.models.WeightedLayerPooling"}]"#;
+        write(MODULES, weighted);
+        assert!(Modules::read(directory.path()).unwrap_err().message.contains("`WeightedLayerPooling`"));
+        write(MODULES, r#"[{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}]"#);
+        write("2_Dense/config.json", r#"{"activation_function": "torch.nn.modules.activation.GELU"}"#);
+        let dense = Modules::read(directory.path()).unwrap().unwrap().dense.unwrap();
+        assert!(Dense::load(&dense, 4).unwrap_err().message.contains("`GELU`"));
         write(MODULES, r#"[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]"#);
         write("1_Pooling/config.json", r#"{"pooling_mode_weightedmean_tokens": true}"#);
         assert!(Modules::read(directory.path()).unwrap_err().message.contains("pooling_mode_weightedmean_tokens"));

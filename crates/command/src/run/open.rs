@@ -250,6 +250,11 @@ fn model_config(config: &Config, init_from: Option<&Path>, tokenizer: &Tokenizer
 /// Warns of vectors that are made in another way than the model's own files say.
 fn warn_of_other_vectors(of: &Contrastive, directory: &Path) -> Outcome<()> {
     let Some(modules) = Modules::read(directory)? else { return Ok(()) };
+    if modules.dense.is_some() {
+        let problem = format!("{}: its vectors go through a module `Dense`, which is not trained", directory.display());
+        return Err(Failure::unusable(problem)
+            .hint("remove `modules.json` from a copy of the directory, to train the encoder alone"));
+    }
     let [own, now] = [(modules.pooling, modules.normalizes), (of.pooling, of.normalizes)];
     if own != now {
         let settings = |(pooling, normalizes): (t5::Pooling, bool)| {

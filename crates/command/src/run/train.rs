@@ -191,7 +191,7 @@ fn finish(run: &mut Session) -> Outcome<()> {
     };
     if let (Some(of), None) = (&run.config.embedding, &run.opened.model.lora) {
         let max_tokens = Some(run.config.data.max_source_tokens);
-        let modules = Modules { pooling: of.pooling, normalizes: of.normalizes, max_tokens };
+        let modules = Modules { pooling: of.pooling, normalizes: of.normalizes, max_tokens, dense: None };
         modules.write(&run.run.model(&run.opened.model), run.opened.model.d_model)?;
     }
     run.keep_evaluation(best.as_ref())?;

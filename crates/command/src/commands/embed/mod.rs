@@ -19,7 +19,7 @@ use crate::answers::prompts::{self, Inputs};
 use crate::cli::embed_flags::EmbedArgs;
 use crate::config::PricesFrom;
 use crate::failure::{Failure, Outcome};
-use crate::files::sentence_transformers::Modules;
+use crate::files::sentence_transformers::{Dense, Modules};
 use crate::machine::device;
 use crate::machine::stages::{self, Stages};
 use crate::model::model_directory::{self, Adapted};
@@ -50,6 +50,8 @@ pub fn embed(flags: &EmbedArgs) -> Outcome<()> {
         None => Modules::read(&directory)?.unwrap_or_default(),
     };
     let modules = Modules { normalizes: modules.normalizes || flags.normalize, ..modules };
+    let dense = modules.dense.as_ref().map(|dense| Dense::load(dense, config.d_model)).transpose()?;
+    let width = dense.as_ref().map_or(config.d_model, Dense::width);
     let tokenizer = model_directory::tokenizer(&directory)?;
     model_directory::check_size(&config, &tokenizer)?;
     stages.ends(stages::TOKENIZER)?;
@@ -69,7 +71,9 @@ pub fn embed(flags: &EmbedArgs) -> Outcome<()> {
     let inputs = Inputs { typed: &[], file: Some(&flags.input), column, text: &flags.text };
     let window = flags.batch_samples.max(1) * BATCHES_SORTED_TOGETHER;
     let (planned, limits) = asked.plan_to_read(inputs, budgets, |within| {
-        let held = window_bytes(window, flags.max_source_tokens, config.d_model) + form.bytes(config.d_model);
+        let layer = dense.as_ref().map_or(0, Dense::bytes);
+        let wide = config.d_model.max(width);
+        let held = window_bytes(window, flags.max_source_tokens, wide) + form.bytes(width) + layer;
         let text = 2 * prompts::MAX_PROMPT_BYTES as u64 + within.bytes;
         Shape {
             prompts: planner::Reading { rows: held + text, batch: held },
@@ -80,11 +84,22 @@ pub fn embed(flags: &EmbedArgs) -> Outcome<()> {
         return report::result(&planned.bill());
     }
     let (model, bytes) = (planned.load()?, planned.answer_bytes()?);
-    let begin = || VectorFile::begin(form, &flags.output, config.d_model);
+    let begin = || VectorFile::begin(form, &flags.output, width);
     let file = stop.remove_at_end(begin, VectorFile::leftover)?;
     let most = (planned.plan.step.evaluation_samples, flags.max_source_tokens);
-    let mut embedding =
-        Embedding { model: &model, flags, modules, bytes, most, file, texts: 0, tokens: 0, cut: (0, None) };
+    let mut embedding = Embedding {
+        model: &model,
+        flags,
+        modules,
+        dense,
+        width,
+        bytes,
+        most,
+        file,
+        texts: 0,
+        tokens: 0,
+        cut: (0, None),
+    };
     let began = Instant::now();
     let mut waiting = Vec::with_capacity(window);
     for text in prompts::prompts(inputs, limits)? {
@@ -110,7 +125,7 @@ pub fn embed(flags: &EmbedArgs) -> Outcome<()> {
     let rate = tokens as f64 / seconds.max(f64::MIN_POSITIVE);
     if flags.json {
         let mut line = json!({
-            "rows": rows, "dimensions": config.d_model, "tokens": tokens, "cut_rows": cut.0, "seconds": seconds,
+            "rows": rows, "dimensions": width, "tokens": tokens, "cut_rows": cut.0, "seconds": seconds,
             "tokens_per_second": rate, "output": flags.output.display().to_string(),
         });
         planned.add_peaks(&mut line)?;
@@ -120,7 +135,7 @@ pub fn embed(flags: &EmbedArgs) -> Outcome<()> {
         "{}: {} of {} numbers, {rate:.0} tokens/s",
         flags.output.display(),
         plural(rows, "vector"),
-        counted(config.d_model as u64)
+        counted(width as u64)
     ));
     if flags.weights.memory_budget.is_some() {
         report::note(&planned.peaks_in_words()?);
@@ -134,10 +149,19 @@ fn window_bytes(rows: usize, tokens: usize, width: usize) -> u64 {
     (rows * (4 * tokens + 8 * width + 64)) as u64
 }
 
+/// Scales a vector to length 1.
+fn normalize(vector: &mut [f32]) {
+    let length = vector.iter().map(|value| value * value).sum::<f32>().sqrt().max(1e-12);
+    vector.iter_mut().for_each(|value| *value /= length);
+}
+
 struct Embedding<'a> {
     model: &'a T5,
     flags: &'a EmbedArgs,
     modules: Modules,
+    dense: Option<Dense>,
+    /// The numbers of a vector.
+    width: usize,
     bytes: AnswerBytes,
     /// The planned batch: its samples, and their tokens.
     most: (usize, usize),
@@ -165,7 +189,7 @@ impl Embedding<'_> {
 
     /// Computes and writes the vectors of a window of texts.
     fn add(&mut self, sources: &[Vec<u32>]) -> Outcome<()> {
-        let width = self.model.config().d_model;
+        let width = self.width;
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|&row| std::cmp::Reverse(sources[row].len()));
         let mut vectors = vec![0.0; sources.len() * width];
@@ -175,7 +199,14 @@ impl Embedding<'_> {
             let (batch, later) = rest.split_at(self.samples(sources[longest].len()).min(rest.len()));
             let of_batch: Vec<&[u32]> = batch.iter().map(|&row| sources[row].as_slice()).collect();
             let Modules { pooling, normalizes, .. } = self.modules;
-            let made = self.model.vectors(&of_batch, pooling, normalizes, activations)?;
+            let made = match &self.dense {
+                None => self.model.vectors(&of_batch, pooling, normalizes, activations)?,
+                Some(dense) => {
+                    let mut made = dense.forward(&self.model.vectors(&of_batch, pooling, false, activations)?)?;
+                    made.chunks_mut(width).filter(|_| normalizes).for_each(normalize);
+                    made
+                }
+            };
             for (&row, vector) in batch.iter().zip(made.chunks(width)) {
                 vectors[row * width..][..width].copy_from_slice(vector);
             }
