@@ -12,7 +12,6 @@ use super::{PREFIX, head, modules};
 use crate::adapter::{Lora, Targets, is_of_adapter};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::family::Family;
 use crate::hf::safetensors::{TensorHeader, Writer};
 use crate::hf::save::write_json;
 use crate::parameters::Parameter;
@@ -75,8 +74,8 @@ fn settings(model: &Config, lora: &Lora, base: Option<&str>) -> Value {
         ("peft_version", json!(PEFT_VERSION)),
         ("r", json!(lora.rank)),
         ("target_modules", json!(targets(model, lora))),
-        // PEFT 0.21's model for text to text calls a method that T5Gemma 2 does not have in transformers.
-        ("task_type", json!(Some(head::task(&model.head)).filter(|_| model.family != Family::T5Gemma2))),
+        // PEFT 0.21's class for text to text calls a method that transformers 5.24, which has these models, has renamed.
+        ("task_type", json!(Some(head::task(&model.head)).filter(|_| !model.family.is_gemma()))),
         ("use_dora", json!(lora.dora)),
         ("use_rslora", json!(lora.rslora)),
     ];
