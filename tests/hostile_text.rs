@@ -161,7 +161,7 @@ fn every_command_is_tried_with_hostile_rows_models_and_names() {
     let (trimmed, added) = (place("-trimmed"), place("-added"));
     let mean = place("-mean");
     let of_file = "{prompt} {response}";
-    let tried: [(&str, Vec<&str>); 26] = [
+    let tried: [(&str, Vec<&str>); 27] = [
         ("train", vec!["--keep-training", "--max-steps", "7", "--output", &model]),
         ("plan", vec!["--model", &model, "--data", &file]),
         ("eval", [&["--model", &model, "--data", &file][..], &few].concat()),
@@ -183,6 +183,7 @@ fn every_command_is_tried_with_hostile_rows_models_and_names() {
         ("bench", vec!["serve", &model, "--batch", "1", "--source-tokens", "4", "--new-tokens", "2"]),
         ("report", vec![&model]),
         ("doctor", vec!["--output", &model]),
+        ("proof", vec!["--output", &model]),
         ("watch", vec![&model]),
         ("jobs", vec!["add", &list, "--output", &next, "--set", &train_rows, "--set", HOSTILE]),
         ("keys", vec![HOSTILE]),

@@ -42,6 +42,8 @@ mod own_files;
 mod page_answers;
 mod preferences;
 mod prices;
+#[cfg(unix)]
+mod proof;
 mod ranking;
 mod reading;
 mod resume;

@@ -157,6 +157,7 @@ fn run(cli: Cli) -> Outcome<()> {
         Some(Command::AddTokens(flags)) => commands::add_tokens::add_tokens(&flags),
         Some(Command::Bench(flags)) => commands::bench::bench(&flags),
         Some(Command::Report(flags)) => commands::report::report(&flags),
+        Some(Command::Proof(flags)) => commands::proof::proof(&flags),
         Some(Command::Watch(flags)) => commands::watch::watch(&flags),
         Some(Command::Jobs(flags)) => commands::jobs::jobs(&flags, threads),
         Some(Command::Keys) => report::result(&commands::listing::keys()),

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+pub(crate) use cgroup::own_groups;
 pub use faults::PageFaults;
 
 use crate::{Bytes, DeviceMemory, MemorySnapshot};

@@ -41,7 +41,7 @@ use lever_flags::LeverFlags;
 use row_flags::{ConvertArgs, InspectArgs, TrainTokenizerArgs};
 use score_flags::ScoreArgs;
 use serve_flags::{BenchServeArgs, ServeArgs};
-use view_flags::{DoctorArgs, ReportArgs, WatchArgs};
+use view_flags::{DoctorArgs, ProofArgs, ReportArgs, WatchArgs};
 use vocabulary_flags::{AddTokensArgs, TrimVocabArgs};
 
 const EXAMPLES: &str = "\
@@ -138,6 +138,8 @@ pub enum Command {
     TrainTokenizer(TrainTokenizerArgs),
     /// Measure time and peak memory of training steps on synthetic full-length samples
     Bench(BenchArgs),
+    /// Try the promises of this program on this machine, and write a page with the numbers
+    Proof(ProofArgs),
     /// Make an HTML page of a run, or of several side by side
     Report(ReportArgs),
     /// Examine this machine: processor, memory, disk, GPUs, and commands that install missing parts

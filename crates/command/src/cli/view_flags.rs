@@ -1,4 +1,4 @@
-//! Flags of the commands that show runs and machines: `report`, `watch` and `doctor`.
+//! Flags of the commands that show runs and machines: `report`, `watch`, `doctor` and `proof`.
 
 use std::path::PathBuf;
 
@@ -35,4 +35,27 @@ pub struct DoctorArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// Flags of `proof`.
+#[derive(Args, Debug)]
+pub struct ProofArgs {
+    /// New or empty directory for the page, proof.md, and the runs
+    #[arg(long, short, value_name = "DIR", default_value = "proof")]
+    pub output: PathBuf,
+    /// Steps of each run; losses are compared at each of them
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(2..=10_000))]
+    pub steps: u64,
+    /// Seed of the moment of the kill [default: random, and shown]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Also train with PyTorch and transformers, one after the other, and compare losses, memory and time
+    #[arg(long)]
+    pub torch: bool,
+    /// The Python that has PyTorch and transformers
+    #[arg(long, value_name = "PROGRAM", default_value = "python3", requires = "torch")]
+    pub python: PathBuf,
+    /// Another build of this program, which is tried instead
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
 }

@@ -17,6 +17,7 @@ pub mod jobs;
 pub mod listing;
 pub mod merge;
 pub mod plan;
+pub mod proof;
 pub mod report;
 pub mod score;
 pub mod serve;

@@ -68,6 +68,11 @@ pub fn place(values: &mut Values, output: &Path, made: &mut impl FnMut(PathBuf))
     Ok(())
 }
 
+/// Writes all sample files below `output`.
+pub fn place_all(output: &Path) -> Outcome<()> {
+    FILES.iter().try_for_each(|(name, _)| place_file(name, output, &mut |_| ()).map(drop))
+}
+
 fn place_file(name: &str, output: &Path, made: &mut impl FnMut(PathBuf)) -> Outcome<Value> {
     let file_name = name.rsplit('/').next().unwrap_or(name);
     let (_, bytes) = FILES

@@ -59,6 +59,18 @@ pub(super) fn read(root: &Path) -> Groups {
     groups
 }
 
+/// The groups of this process that can limit memory: each with its directory, and the name of the file that has the limit of a group.
+pub(crate) fn own_groups(root: &Path) -> Vec<(PathBuf, &'static str)> {
+    let text = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
+    let (membership, mountinfo) = (text("proc/self/cgroup"), text("proc/self/mountinfo"));
+    let directory = |(version, path): (Version, &str)| {
+        let mount = mountinfo.lines().filter_map(|line| Mount::parse(line, version)).next_back()?;
+        let file = if version == Version::V2 { "memory.max" } else { "memory.limit_in_bytes" };
+        Some((root.join(mount.point.trim_start_matches('/')).join(mount.below(path)), file))
+    };
+    membership.lines().filter_map(own_group).filter_map(directory).collect()
+}
+
 /// Parses a line `id:controllers:path` of `/proc/self/cgroup`; `None` if its hierarchy cannot limit memory.
 fn own_group(line: &str) -> Option<(Version, &str)> {
     let mut fields = line.splitn(3, ':');

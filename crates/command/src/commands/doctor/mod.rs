@@ -46,6 +46,12 @@ pub fn doctor(flags: &DoctorArgs) -> Outcome<()> {
     }
 }
 
+/// The program, the processor and the memory of this machine, in words.
+pub fn machine() -> Vec<(&'static str, String)> {
+    let findings = [program::findings(), processor::findings(), memory::findings()].concat();
+    findings.into_iter().map(|finding| (finding.name, finding.found)).collect()
+}
+
 fn as_json(findings: &[Finding], worst: Severity) -> Value {
     json!({
         "version": env!("CARGO_PKG_VERSION"),
