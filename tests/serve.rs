@@ -187,6 +187,33 @@ fn an_access_log_is_a_file_of_this_name_and_of_nobody_else() {
 }
 
 #[test]
+fn an_access_log_that_was_rotated_goes_on_in_a_new_file_and_loses_no_line() {
+    let scene = Scene::new();
+    scene.run(&short(&["--set", "train.eval_samples=1"])).expect_code(0);
+    let server = start(&scene, &["--access-log", "access.jsonl"]);
+    let ask = |path: &str| server.get(path);
+    ask("/first");
+    std::fs::rename(scene.path("access.jsonl"), scene.path("access.jsonl.1")).expect("a rotation");
+    ask("/second");
+    std::fs::remove_file(scene.path("access.jsonl")).expect("a removal");
+    // A name that cannot be used: lines go into the file that is open.
+    std::fs::create_dir(scene.path("access.jsonl")).expect("a directory");
+    ask("/third");
+    std::fs::remove_dir(scene.path("access.jsonl")).expect("a removal");
+    ask("/fourth");
+    server.end().expect_code(0);
+    let paths = |name: &str| -> Vec<String> {
+        let lines = scene.text(name);
+        let path = |line: &str| serde_json::from_str::<Value>(line).expect("JSON")["path"].as_str().map(str::to_owned);
+        lines.lines().filter_map(path).collect()
+    };
+    assert_eq!(
+        (paths("access.jsonl.1"), paths("access.jsonl")),
+        (vec!["/first".to_owned()], vec!["/fourth".to_owned()])
+    );
+}
+
+#[test]
 fn a_failure_of_the_server_is_explained_to_its_owner_and_not_to_the_client() {
     let scene = Scene::new();
     scene.run(&short(&["--set", "train.eval_samples=1"])).expect_code(0);

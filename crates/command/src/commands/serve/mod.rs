@@ -3,14 +3,13 @@
 //! The server's thread reads requests ([`openai_server`]), and this thread makes the answers ([`engine`]). A request is accepted when the
 //! bytes of its answers, as counted by the planner, fit beside the running ones.
 
+mod access_log;
 mod engine;
 pub mod models;
 mod request_options;
 mod turns;
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,6 +24,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 use t5::AnswerShape;
 
+use self::access_log::AccessLog;
 use self::engine::Engine;
 use self::models::{Loaded, Named};
 use self::request_options::Defaults;
@@ -247,10 +247,10 @@ fn planned<'a>(
 
 /// The access log, and metrics of the process.
 fn hooks(flags: &ServeArgs, plan: &Plan, tokenized: &Arc<AtomicU64>) -> Outcome<Hooks> {
-    let file: Option<Mutex<File>> = match &flags.access_log {
+    let file: Option<Mutex<AccessLog>> = match &flags.access_log {
         None => None,
         Some(path) => {
-            let file = durable_files::append(path);
+            let file = AccessLog::open(path);
             let named = |error: std::io::Error| Failure::usage(format!("--access-log {}: {error}", path.display()));
             Some(Mutex::new(file.map_err(named)?))
         }
@@ -265,9 +265,7 @@ fn hooks(flags: &ServeArgs, plan: &Plan, tokenized: &Arc<AtomicU64>) -> Outcome<
                 output::show(Stream::Out, Kind::Message, &line);
                 true
             }
-            Some(file) => {
-                file.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_str().as_bytes()).is_ok()
-            }
+            Some(file) => file.lock().unwrap_or_else(PoisonError::into_inner).write(line.as_str()),
         }
     };
     let (budget, predicted, tokenized) = (plan.budget, plan.predicted_peak, Arc::clone(tokenized));
