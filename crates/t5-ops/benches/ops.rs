@@ -5,6 +5,7 @@
 //! cargo bench -p t5-ops --bench ops -- base linear      # t5-base's widths, operations with `linear` in the name
 //! cargo bench -p t5-ops --bench ops -- long attention   # t5-small, 4 x 512 tokens
 //! cargo bench -p t5-ops --bench ops -- bf16 attention   # one dtype
+//! cargo bench -p t5-ops --bench ops -- gemma            # a layer's attention of T5Gemma 2 270M, 1,024 to 8,192 tokens
 //! LOW_MEM_T5_ISA=avx2 cargo bench -p t5-ops --bench ops
 //! ```
 //!
@@ -16,8 +17,8 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
-    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, Mask, SecondMoment, SquareSums, adafactor,
-    attention, attention_backward, dropout_add, embedding, embedding_backward, feed_forward_activation,
+    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, Mask, Rope, SecondMoment, SquareSums,
+    adafactor, attention, attention_backward, dropout_add, embedding, embedding_backward, feed_forward_activation,
     feed_forward_activation_backward, linear, linear_backward_input, linear_backward_weight, linear_cross_entropy,
     linear_cross_entropy_backward, rms_norm, rms_norm_backward,
 };
@@ -42,6 +43,9 @@ const BASE: Layer =
     Layer { name: "base", batch: 4, length: 256, width: 768, heads: 12, feed_forward: 3072, vocabulary: 32128 };
 
 const LONG: Layer = Layer { name: "long", batch: 4, length: 512, ..SMALL };
+
+/// The name of [`Bench::gemma`].
+const GEMMA: &str = "gemma";
 
 const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
 
@@ -165,6 +169,36 @@ impl Bench<'_> {
         Ok(())
     }
 
+    /// Attention of T5Gemma 2 270M to a sequence's own keys, in a window of 512 and without one.
+    fn gemma(&self) -> Result<()> {
+        let (heads, size) = (4, 256);
+        println!("gemma: {heads} heads of {size} that share one head of keys");
+        for length in [1024, 2048, 4096, 8192] {
+            let [q, dout] = [0; 2].map(|_| self.random(&[1, length, heads * size], self.dtype));
+            let [k, v] = [0; 2].map(|_| self.random(&[1, length, size], self.dtype));
+            let (q, k, v, dout) = (q?, k?, v?, dout?);
+            let lengths = [length];
+            let plain = Attention { key_heads: 1, scale: 1.0 / 16.0, ..Attention::new(heads, &lengths) };
+            let rope = Rope { base: 10_000.0, factor: 1.0, first_position: 0 };
+            let rows = length * heads * size;
+            self.run(&format!("rope {length}"), 0, 2 * rows, || t5_ops::rope(q.copy()?, heads, &rope).map(drop))?;
+            for (kind, mask) in
+                [("window", Mask::window_around(512)), ("causal", Mask::causal_window(512)), ("all", Mask::ALL)]
+            {
+                let a = Attention { mask, ..plain };
+                let seen = if kind == "all" { length } else { length.min(512) };
+                let flops = 4 * length * seen * heads * size;
+                self.run(&format!("attention {kind} {length}"), flops, rows, || attention(&q, &k, &v, &a).map(drop))?;
+                let (out, lse) = attention(&q, &k, &v, &a)?;
+                self.run(&format!("attention_backward {kind} {length}"), 5 * flops / 2, rows, || {
+                    let of = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
+                    attention_backward(&of, &dout, &a, None).map(drop)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
     fn optimizer(&self, l: &Layer) -> Result<()> {
         let (n, k) = (l.vocabulary, l.width);
         let param = self.random(&[n, k], DType::F32)?;
@@ -193,11 +227,14 @@ fn main() -> Result<()> {
     // `cargo bench` passes flags of its own.
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let (sizes, filters): (Vec<String>, Vec<String>) =
-        words.into_iter().partition(|word| [SMALL.name, BASE.name, LONG.name].contains(&word.as_str()));
+        words.into_iter().partition(|word| [SMALL.name, BASE.name, LONG.name, GEMMA].contains(&word.as_str()));
     let (types, filters): (Vec<String>, Vec<String>) =
         filters.into_iter().partition(|word| DTYPES.iter().any(|dtype| dtype.as_str() == word));
     let mut dtypes = DTYPES.to_vec();
     dtypes.retain(|dtype| types.is_empty() || types.iter().any(|word| dtype.as_str() == word));
+    if sizes.iter().any(|size| size == GEMMA) {
+        dtypes.iter().try_for_each(|&dtype| Bench { filters: &filters, dtype }.gemma())?;
+    }
     for layer in [SMALL, BASE, LONG] {
         if !(sizes.iter().any(|size| size == layer.name) || sizes.is_empty() && layer.name == SMALL.name) {
             continue;

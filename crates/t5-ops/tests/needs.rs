@@ -5,8 +5,8 @@
 use candle_core::{DType, Device, Result, Tensor};
 use heap::Allocator;
 use t5_ops::{
-    Activation, AddedProduct, Attended, Attention, CrossEntropy, Dropout, Needs, Path, Precision, Quantised, attention,
-    attention_backward, attention_backward_needs, attention_needs, dropout, dropout_add, dropout_add_needs,
+    Activation, AddedProduct, Attended, Attention, CrossEntropy, Dropout, Mask, Needs, Path, Precision, Quantised,
+    attention, attention_backward, attention_backward_needs, attention_needs, dropout, dropout_add, dropout_add_needs,
     dropout_needs, embedding, embedding_backward, embedding_backward_needs, embedding_needs, feed_forward_activation,
     feed_forward_activation_backward, feed_forward_activation_backward_needs, feed_forward_activation_needs, linear,
     linear_backward_input, linear_backward_input_needs, linear_backward_input_plus_product, linear_backward_weight,
@@ -158,6 +158,37 @@ fn an_operation_holds_no_more_than_it_states_and_at_least_half() {
                 let workers = if name.starts_with("attention") { t5_ops::threads() as u64 } else { 1 };
                 let is_so = held <= stated + left_out && stated <= 2 * workers * held;
                 assert!(is_so, "{dtype:?}, dropout {drops}: {name} holds {held} bytes and states {stated}");
+            }
+        }
+    }
+    // Bytes are counted for the whole process: one test after the other.
+    check_grouped_heads_and_windows();
+}
+
+/// Attention of T5Gemma 2, and with a cap.
+fn check_grouped_heads_and_windows() {
+    let (b, t, heads, size) = (1, 1500, 4, 256);
+    let lengths = [t];
+    for dtype in [DType::F32, DType::BF16, DType::F64] {
+        let path = Path::on_cpu(dtype);
+        let (q, dout) = (tensor(&[b, t, heads * size], dtype), tensor(&[b, t, heads * size], dtype));
+        let (k, v) = (tensor(&[b, t, size], dtype), tensor(&[b, t, size], dtype));
+        for (mask, soft_cap) in
+            [(Mask::causal_window(200), None), (Mask::window_around(200), Some(50.0)), (Mask::ALL, None)]
+        {
+            let a = Attention { key_heads: 1, scale: 0.0625, mask, soft_cap, ..Attention::new(heads, &lengths) };
+            let sizes = a.sizes_of((b, t, heads * size), t);
+            let (out, lse) = attention(&q, &k, &v, &a).unwrap();
+            let of = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
+            let forward = (held(|| attention(&q, &k, &v, &a)), attention_needs(path, &sizes, dtype, false));
+            let backward = (
+                held(|| attention_backward(&of, &dout, &a, None)),
+                attention_backward_needs(path, &sizes, dtype, false, false),
+            );
+            for (name, (held, needs)) in [("forward", forward), ("backward", backward)] {
+                let (stated, workers) = (needs.transient, t5_ops::threads() as u64);
+                let is_so = held <= stated + OF_A_THREAD * 2 * workers && stated <= 2 * workers * held;
+                assert!(is_so, "{dtype:?} {mask:?} {soft_cap:?} {name} holds {held} bytes and states {stated}");
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::Sizes;
 use super::task::{Head, Input, Output, Queries};
 use crate::cache::{prefetch_read, prefetch_write};
 use crate::parallel::{Shared, threads};
@@ -19,18 +20,18 @@ pub(super) struct Ahead<'a, T> {
     next: Option<(Head, usize)>,
     /// Rows of queries to read, (B, T, H*K).
     queries: [Option<&'a [T]>; 3],
-    /// Keys and values to read, (B, S, H*K).
+    /// Keys and values to read, (B, S, KH*K).
     keys: Option<[&'a [T]; 2]>,
     /// Rows of queries to write, (B, T, H*K).
     to: Shared<T>,
-    /// Keys and values to write, (B, S, H*K).
+    /// Keys and values to write, (B, S, KH*K).
     sums: Option<[Shared<T>; 2]>,
 }
 
 impl<'a, T> Ahead<'a, T> {
     /// For a task of the forward. The next task is that of the next queries.
     pub(super) fn forward(head: &Head, input: &Queries<'a, T>, of: Range<usize>, to: Shared<T>) -> Self {
-        let same = of.end < head.sizes.queries;
+        let (same, of) = (of.end < head.sizes.queries, of_one_head(head, of));
         Self {
             head: *head,
             next: if same { Some((*head, of.end)) } else { after(head, 1).map(|head| (head, 0)) },
@@ -48,7 +49,7 @@ impl<'a, T> Ahead<'a, T> {
         Self {
             head: *head,
             next: after(head, threads()).map(|head| (head, of.start)),
-            of,
+            of: of_one_head(head, of),
             queries: [Some(input.q), Some(input.dout), Some(input.out)],
             keys: Some([input.k, input.v]),
             to: to.dq,
@@ -62,33 +63,37 @@ impl<'a, T> Ahead<'a, T> {
             return;
         }
         let (s, place, count) = (&self.head.sizes, query - self.of.start, self.of.len());
-        prefetch_for_write(&self.head, self.to, s.queries, query);
+        prefetch_for_write(s, self.to, self.head.start(query));
         let keys = s.keys * place / count..s.keys * (place + 1) / count;
         for key in keys.clone() {
-            self.sums.iter().flatten().for_each(|&to| prefetch_for_write(&self.head, to, s.keys, key));
+            self.sums.iter().flatten().for_each(|&to| prefetch_for_write(s, to, self.head.start_of_key(key)));
         }
         let Some((head, first)) = &self.next else { return };
         if first + place < s.queries {
-            self.queries.iter().flatten().for_each(|data| prefetch(head, data, s.queries, first + place));
+            self.queries.iter().flatten().for_each(|data| prefetch(s, data, head.start(first + place)));
         }
         for key in keys {
-            self.keys.iter().flatten().for_each(|data| prefetch(head, data, s.keys, key));
+            self.keys.iter().flatten().for_each(|data| prefetch(s, data, head.start_of_key(key)));
         }
     }
 }
 
-/// Prefetches one row of a head to the second-level cache.
-fn prefetch<T>(head: &Head, data: &[T], length: usize, row: usize) {
-    let at = head.start(length, row);
-    for line in data[at..at + head.sizes.head_size].chunks(LINE / size_of::<T>()) {
+/// The queries of a task that has one head. Where heads share keys, rows of a task lie closer together, and nothing is prefetched.
+fn of_one_head(head: &Head, of: Range<usize>) -> Range<usize> {
+    if head.sizes.group() == 1 { of } else { 0..0 }
+}
+
+/// Prefetches the row of a head at `at` to the second-level cache.
+fn prefetch<T>(s: &Sizes, data: &[T], at: usize) {
+    for line in data[at..at + s.head_size].chunks(LINE / size_of::<T>()) {
         prefetch_read(line.as_ptr());
     }
 }
 
-/// Prefetches one row of a head for writing: a store would wait for its line otherwise.
-fn prefetch_for_write<T>(head: &Head, data: Shared<T>, length: usize, row: usize) {
-    for line in (0..head.sizes.head_size).step_by(LINE / size_of::<T>()) {
-        prefetch_write(data.pointer(head.start(length, row) + line));
+/// Prefetches the row of a head at `at` for writing: a store would wait for its line otherwise.
+fn prefetch_for_write<T>(s: &Sizes, data: Shared<T>, at: usize) {
+    for line in (0..s.head_size).step_by(LINE / size_of::<T>()) {
+        prefetch_write(data.pointer(at + line));
     }
 }
 

@@ -3,7 +3,8 @@
 //!
 //! Forward: a task is some queries of one head of one sequence. Backward: a task is one head of one sequence. If there are few heads, the
 //! queries of a head are cut into parts, in the same way for any number of threads. Each part sums its own dk and dv in f32, and the parts
-//! are added in order. Heads are columns of the (B, T, H*K) tensors, read and written with a stride.
+//! are added in order. Heads are columns of the (B, T, H*K) tensors, read and written with a stride. Heads of queries that share a head of
+//! keys are one task, which packs the keys once.
 
 use candle_core::{DType, Result, Tensor};
 use half::bf16;
@@ -28,17 +29,32 @@ use crate::vector::{self, vectorized};
 /// The queries of all heads are cut into at least this many parts, if there are as many: a thread takes a part at a time.
 const FEWEST_PARTS: usize = 16;
 
-/// Scores, and sums of values. If strips of tiles are multiplied, the buffers of a thread have all keys of a head. The buffers for vectors
+/// The parts of a head have sums of dk and dv of at most this size, unless two parts have more. T5's are always smaller.
+const MOST_BYTES_OF_SUMS: usize = 64 << 20;
+
+/// Scores, and sums of values. If strips of tiles are multiplied, the buffers of a thread have all keys of a head. T5's buffers for vectors
 /// have a few rows only, and are left out.
 pub(super) fn forward_needs(s: &Sizes, dtype: DType) -> Needs {
-    let buffers = if in_strips(s, dtype) { processor().threads * tiles::forward_bytes(s) } else { 0 };
-    Needs::bytes(buffers as u64).with_products(2, s.product())
+    let of_thread = match in_strips(s, dtype) {
+        true => tiles::forward_bytes(s),
+        false if few::applies_to(s) => 0,
+        false => vectors::packed_bytes(s, dtype, vectors::task_queries(s), 2),
+    };
+    Needs::bytes((processor().threads * of_thread) as u64).with_products(2, s.product())
 }
 
 /// Two products for each product of the forward; the scores that are computed again are hidden behind them.
 pub(super) fn backward_needs(s: &Sizes, dtype: DType) -> Needs {
-    let parts = processor().threads.min(s.batch * s.heads) * parts(s, tiles::GROUP);
-    let buffers = if in_strips(s, dtype) { parts * tiles::backward_bytes(s) } else { 0 };
+    let (strips, threads) = (in_strips(s, dtype), processor().threads);
+    let of_head = parts(s, if strips { tiles::GROUP } else { vectors::FEWEST_OF_PART });
+    let parts = threads.min(s.batch * s.key_heads) * of_head;
+    let buffers = if strips {
+        parts * tiles::backward_bytes(s)
+    } else {
+        let queries = s.queries.div_ceil(of_head.max(1));
+        let of_part = vectors::bytes_of_sums(s) + vectors::bytes_of_tiles(s, dtype);
+        parts * of_part + threads.min(parts) * vectors::packed_bytes(s, dtype, queries, 3)
+    };
     Needs::bytes(buffers as u64).with_products(4, s.product())
 }
 
@@ -49,7 +65,11 @@ fn in_strips(s: &Sizes, dtype: DType) -> bool {
 
 /// The number of parts that the queries of a head are cut into in the backward, where a part has groups of `each`.
 fn parts(s: &Sizes, each: usize) -> usize {
-    FEWEST_PARTS.div_ceil((s.batch * s.heads).max(1)).min(s.queries.div_ceil(each))
+    let most = match vectors::bytes_of_sums(s) {
+        0 => FEWEST_PARTS,
+        bytes => (MOST_BYTES_OF_SUMS / bytes).max(2),
+    };
+    FEWEST_PARTS.div_ceil((s.batch * s.key_heads).max(1)).min(most).min(s.queries.div_ceil(each))
 }
 
 pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &Sizes) -> Result<(Tensor, Tensor)> {
@@ -95,13 +115,13 @@ pub(super) fn forward<T: Element, F: Forward<T>>(
     let out = filled::<T>(q.shape(), |out| {
         let out = Shared::new(out);
         for_each_part_with(
-            s.batch * s.heads * tasks,
+            s.batch * s.key_heads * tasks,
             || F::new(a, s),
             |forward, task| {
-                let head = Head { sequence: task / tasks / s.heads, head: task / tasks % s.heads, sizes: *s };
+                let head = Head::of_group(task / tasks, s);
                 let first = task % tasks * each;
                 let queries = first..s.queries.min(first + each);
-                // SAFETY: each task has its own queries of its own head.
+                // SAFETY: each task has its own queries of its own heads.
                 unsafe { forward.run(&head, a, &input, queries, out, lse_out) };
             },
         );
@@ -157,11 +177,11 @@ pub(super) fn backward<T: Element, B: Backward<T> + Send>(
     };
 
     let each = B::queries(a, s);
-    let (groups, heads) = (s.queries.div_ceil(each), s.batch * s.heads);
+    let (groups, heads) = (s.queries.div_ceil(each), s.batch * s.key_heads);
     let parts = parts(s, each);
     // Each part of each head of each sequence sums its own gradient of the bias; they are added in order at the end.
-    let offsets = s.queries + s.keys - 1;
-    let mut partial = vec![0f32; if dbias.is_some() { heads * parts * offsets } else { 0 }];
+    let (offsets, of_part) = (s.queries + s.keys - 1, s.group() * (s.queries + s.keys - 1));
+    let mut partial = vec![0f32; if dbias.is_some() { heads * parts * of_part } else { 0 }];
     let partials = Shared::new(&mut partial);
     let (mut dk, mut dv) = (None, None);
     let dq = filled::<T>(q.shape(), |dq| {
@@ -174,21 +194,21 @@ pub(super) fn backward<T: Element, B: Backward<T> + Send>(
                 let worker = |_| (0..parts).map(|_| B::new(a, s)).collect::<Vec<_>>();
                 let mut workers: Vec<_> = (0..threads().min(heads)).map(worker).collect();
                 for_each_part_by(&mut workers, heads, |scratch, task| {
-                    let head = Head { sequence: task / s.heads, head: task % s.heads, sizes: *s };
+                    let head = Head::of_group(task, s);
                     let workers = Shared::new(scratch);
                     for_each_part(parts, |part| {
                         // SAFETY: each part has its own buffers and its own row of partial sums.
                         let backward = unsafe { &mut workers.slice(part, 1)[0] };
                         let dbias = dbias.is_some().then(|| {
                             // SAFETY: as above.
-                            unsafe { partials.slice((task * parts + part) * offsets, offsets) }
+                            unsafe { partials.slice((task * parts + part) * of_part, of_part) }
                         });
                         let end = |part: usize| s.queries.min(groups * part / parts * each);
                         // SAFETY: each part has its own queries of its own head.
                         unsafe { backward.run(&head, a, &input, end(part)..end(part + 1), to, dbias) };
                     });
                     // SAFETY: each task has its own head.
-                    unsafe { B::add_up(scratch, &head, to) };
+                    unsafe { B::add_up(scratch, &head, a.scale as f32, to) };
                 });
                 Ok(())
             })?);
@@ -200,7 +220,8 @@ pub(super) fn backward<T: Element, B: Backward<T> + Send>(
         let operands = [&q, &k, &v, &out, &lse, &dout];
         update::<f32, _>("attention_backward", dbias, &operands, |dbias| {
             for (i, partial) in partial.chunks_exact(offsets).enumerate() {
-                vector::add(&mut dbias[i / parts % s.heads * offsets..][..offsets], partial);
+                let head = i / s.group() / parts % s.key_heads * s.group() + i % s.group();
+                vector::add(&mut dbias[head * offsets..][..offsets], partial);
             }
             Ok(())
         })?;

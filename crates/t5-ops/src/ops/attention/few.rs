@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::ahead::Ahead;
-use super::rows::{convert, softmax};
+use super::rows::{convert, first_of_lanes, lanes_of, softmax, to_scores};
 use super::task::{self, Head, Queries};
 use super::{Attention, Sizes};
 use crate::matmul::{MatrixMut, Threads, multiply_as_a};
@@ -49,41 +49,71 @@ impl<T: Lanes> task::Forward<T> for Forward<T> {
         to: Shared<T>,
         lse: Shared<f32>,
     ) {
+        for head in head.group() {
+            // SAFETY: by the caller's promise.
+            unsafe { self.head(&head, a, input, queries.clone(), to, lse) };
+        }
+    }
+}
+
+impl<T: Lanes> Forward<T> {
+    /// One of the heads.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else reaches these queries of this head of `out` and `lse`.
+    unsafe fn head(
+        &mut self,
+        head: &Head,
+        a: &Attention,
+        input: &Queries<T>,
+        queries: Range<usize>,
+        to: Shared<T>,
+        lse: Shared<f32>,
+    ) {
         let s = &head.sizes;
-        let (rows, seen) = (queries.len(), a.visible(s, head.sequence, queries.end - 1));
+        let all = a.seen_by(s, head.sequence, queries.clone());
+        let (rows, base) = (queries.len(), first_of_lanes(all.start));
+        let seen = all.end - base;
         let ahead = Ahead::forward(head, input, queries.clone(), to);
         let Self { scores, p, sums } = self;
         let (scores, p) = (&mut scores[..rows * seen], &mut p[..rows * seen]);
-        let q = head.read(input.q, s.queries, queries.start, rows);
-        let k = head.read(input.k, s.keys, 0, seen);
+        let q = head.read(input.q, queries.clone());
         if seen > 0 {
+            let k = head.read_keys(input.k, base..all.end);
             multiply_as_a(MatrixMut::new(scores, rows, seen), q, k.t(), false, Threads::One);
         }
         let mut totals = [0.0; MAX_QUERIES];
         for (i, query) in queries.clone().enumerate() {
             ahead.prefetch(query);
-            let visible = a.visible(s, head.sequence, query);
-            let (p, hidden) = p[i * seen..][..seen].split_at_mut(visible);
-            hidden.fill(T::from_f32(0.0));
+            let of_query = a.seen(s, head.sequence, query);
+            let (first, visible) = lanes_of(&of_query, base, seen);
+            let p = &mut p[i * seen..][..seen];
+            p[..first].fill(T::from_f32(0.0));
+            p[visible..].fill(T::from_f32(0.0));
             let mut largest = f32::NEG_INFINITY;
-            if visible > 0 {
-                let bias = input.bias.map(|bias| &head.bias_of(bias, query)[..visible]);
+            if !of_query.is_empty() {
+                let scores = &mut scores[i * seen..][first..visible];
+                to_scores(a, scores);
+                scores[..of_query.start - base - first].fill(f32::NEG_INFINITY);
+                let bias = input.bias.map(|bias| &head.bias_of(bias, query)[base + first..of_query.end]);
                 let mask = input.dropout.map(|d| d.query_mask(head.sequence, head.head, query));
-                softmax(&mut scores[i * seen..][..visible], bias, mask, 0, &mut largest, &mut totals[i], p);
+                softmax(scores, bias, mask, base + first, &mut largest, &mut totals[i], &mut p[first..visible]);
             }
             // SAFETY: by the caller's promise.
             unsafe { lse.slice(head.row(query), 1)[0] = largest + totals[i].ln() };
         }
         let sums = &mut sums[..rows * s.head_size];
         if seen > 0 {
-            add_up(p, &input.v[head.start(s.keys, 0)..], (seen, s.heads * s.head_size), sums, s.head_size);
+            let values = &input.v[head.start_of_key(base)..];
+            add_up(p, values, (seen, s.key_heads * s.head_size), sums, s.head_size);
         } else {
             sums.fill(0.0);
         }
         let scale = input.dropout.map_or(1.0, |d| d.scale() as f32);
         for ((query, sums), total) in queries.zip(sums.chunks_exact(s.head_size)).zip(totals) {
             // SAFETY: by the caller's promise.
-            let to = unsafe { to.slice(head.start(s.queries, query), s.head_size) };
+            let to = unsafe { to.slice(head.start(query), s.head_size) };
             // A query that sees no key has sums of zero.
             convert(sums, if total == 0.0 { 0.0 } else { scale / total }, to);
         }

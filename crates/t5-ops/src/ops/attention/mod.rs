@@ -123,6 +123,8 @@ pub struct Sizes {
     pub head_size: usize,
     /// The most keys that a query sees.
     pub seen: usize,
+    /// Whether scores have a soft cap.
+    pub is_capped: bool,
     /// Whether this is T5's attention: a head of keys for each head of queries, no window, scale or cap. A card has kernels for it alone.
     pub is_plain: bool,
 }
@@ -136,6 +138,11 @@ impl Sizes {
     /// Whether a card has kernels for this.
     fn has_kernels_on_device(&self) -> bool {
         self.is_plain && self.head_size <= MAX_HEAD_ON_DEVICE
+    }
+
+    /// Whether queries see fewer keys than there are.
+    fn is_windowed(&self) -> bool {
+        self.seen < self.keys
     }
 
     /// Heads of queries that share a head of keys (G).
@@ -162,9 +169,13 @@ impl Attention<'_> {
         (i + s.keys).saturating_sub(s.queries.saturating_add(before)).min(end)..end
     }
 
-    /// The number of keys that query `i` of sequence `b` sees where they are a prefix.
-    pub(crate) fn visible(&self, s: &Sizes, b: usize, i: usize) -> usize {
-        self.seen(s, b, i).end
+    /// The keys that some of these queries of sequence `b` see: one range, because those of a query begin and end no earlier than those of
+    /// the query before it.
+    pub(crate) fn seen_by(&self, s: &Sizes, b: usize, queries: Range<usize>) -> Range<usize> {
+        match queries.is_empty() {
+            true => 0..0,
+            false => self.seen(s, b, queries.start).start..self.seen(s, b, queries.end - 1).end,
+        }
     }
 
     /// Whether the kernels for T5 compute this.
@@ -181,14 +192,22 @@ impl Attention<'_> {
 
     /// The sizes of a call with B sequences of T queries of this width and S keys. The widths are not checked.
     pub fn sizes_of(&self, (batch, queries, width): (usize, usize, usize), keys: usize) -> Sizes {
-        let head_size = width / self.heads.max(1);
-        let (seen, is_plain) = (keys.min(self.mask.width()), self.is_plain());
-        Sizes { batch, queries, keys, heads: self.heads, key_heads: self.key_heads, head_size, seen, is_plain }
+        Sizes {
+            batch,
+            queries,
+            keys,
+            heads: self.heads,
+            key_heads: self.key_heads,
+            head_size: width / self.heads.max(1),
+            seen: keys.min(self.mask.width()),
+            is_capped: self.soft_cap.is_some(),
+            is_plain: self.is_plain(),
+        }
     }
 
     /// The path of these operands and the bias.
     fn path(&self, operands: &[&Tensor]) -> Path {
-        let takes = self.is_plain() && self.bias.is_none_or(|bias| Path::of(&[bias]) == Path::Cpu);
+        let takes = self.bias.is_none_or(|bias| Path::of(&[bias]) == Path::Cpu);
         Path::of(operands).provided(takes)
     }
 
@@ -319,8 +338,8 @@ pub fn merge_attention_needs(path: Path, elements: u64, dtype: DType) -> Needs {
 /// Returns the needs of [`attention`] for activations in `dtype`, with dropout or without.
 pub fn attention_needs(path: Path, s: &Sizes, dtype: DType, drops: bool) -> Needs {
     match path {
-        Path::Cpu if s.is_plain => cpu::forward_needs(s, dtype),
-        Path::Cpu | Path::Reference => reference::forward_needs(s, dtype, drops),
+        Path::Cpu => cpu::forward_needs(s, dtype),
+        Path::Reference => reference::forward_needs(s, dtype, drops),
         Path::Device if s.has_kernels_on_device() => Needs::launches(1).with_products(2, s.product()),
         Path::Device => reference::forward_needs_on_device(s, dtype, drops),
     }
@@ -376,8 +395,8 @@ pub fn attention_backward(
 /// Returns the needs of [`attention_backward`], as [`attention_needs`].
 pub fn attention_backward_needs(path: Path, s: &Sizes, dtype: DType, drops: bool, trains_bias: bool) -> Needs {
     match path {
-        Path::Cpu if s.is_plain => cpu::backward_needs(s, dtype),
-        Path::Cpu | Path::Reference => reference::backward_needs(s, dtype, drops),
+        Path::Cpu => cpu::backward_needs(s, dtype),
+        Path::Reference => reference::backward_needs(s, dtype, drops),
         Path::Device if s.has_kernels_on_device() => {
             backward_needs_on_device(s).with_launches(3 + u64::from(trains_bias))
         }

@@ -39,7 +39,7 @@ pub(super) fn forward_needs(s: &Sizes, dtype: DType, drops: bool) -> Needs {
 /// Probabilities and their gradient, and in two steps the gradient of the scores; with dropout also its mask. Besides these, q, k, v, the
 /// result and its gradient by heads.
 pub(super) fn backward_needs(s: &Sizes, dtype: DType, drops: bool) -> Needs {
-    let scores = copies(if drops { 5 } else { 4 }, s.scores(), dtype);
+    let scores = copies(if drops { 5 } else { 4 } + of_scores(s), s.scores(), dtype);
     Needs::bytes(scores + copies(5, s.elements(), dtype)).with_products(5, s.product())
 }
 
@@ -54,9 +54,14 @@ pub(super) fn forward_needs_on_device(s: &Sizes, dtype: DType, drops: bool) -> N
 
 /// The backward on a device, with q, k, v, the result and its gradient by heads, and the gradient of the values.
 pub(super) fn backward_needs_on_device(s: &Sizes, dtype: DType, drops: bool) -> Needs {
-    let scores = copies(if drops { 5 } else { 4 }, s.scores(), dtype);
+    let scores = copies(if drops { 5 } else { 4 } + of_scores(s), s.scores(), dtype);
     let by_heads = 5 * s.elements() * dtype.size_in_bytes() as u64 + copies(1, s.elements(), dtype);
     Needs::bytes(scores + by_heads).with_products(5, s.product()).with_bytes_on_host(on_host(s, drops))
+}
+
+/// Copies of the scores in the backward of attention that is not T5's: gradients of products beside those of scores, and slopes.
+fn of_scores(s: &Sizes) -> u64 {
+    if s.is_plain { 0 } else { 2 }
 }
 
 /// Bytes of the host: the mask of the probabilities, or the keys that are hidden from each query of a sample.
@@ -78,6 +83,7 @@ pub fn attention_backward(
     let lse = lse.to_dtype(dtype)?.unsqueeze(D::Minus1)?.clamp(-1e30, f64::INFINITY)?;
     let (scores, slope) = scores(q, k, a, &s)?; // (B, H, T, S)
     let probabilities = scores.broadcast_sub(&lse)?.exp()?;
+    drop(scores);
     let (q, k, v, dout) = (split(q, &s)?, split_keys(k, &s)?, split_keys(v, &s)?, split(dout, &s)?);
     let out = split(out, &s)?;
     let mask = mask(&q, a, &s)?;

@@ -2,6 +2,10 @@
 
 use crate::random_mask::RowMask;
 use crate::simd::{Lanes, Simd, WIDTH, padded, simd};
+use std::ops::Range;
+
+use super::Attention;
+use crate::ops::soft_cap;
 use crate::vector;
 
 /// Inputs of the backward of a row, besides the scores.
@@ -12,6 +16,34 @@ pub(super) struct Row<'a> {
     pub bias: Option<&'a [f32]>,
     pub lse: f32,
     pub delta: f32,
+}
+
+/// The key at or before this one at which vectors of keys, and their dropout, begin.
+pub(super) fn first_of_lanes(key: usize) -> usize {
+    key / WIDTH * WIDTH
+}
+
+/// The part of a tile that a query sees, where the tile has `count` keys from `base` on: the first key in whole vectors, and the end. Empty
+/// if it sees none of them.
+pub(super) fn lanes_of(seen: &Range<usize>, base: usize, count: usize) -> (usize, usize) {
+    let (start, end) = (seen.start.saturating_sub(base), seen.end.saturating_sub(base).min(count));
+    if start < end { (first_of_lanes(start), end) } else { (end, end) }
+}
+
+/// Products of a query and keys become scores: their scale and cap. T5 has neither.
+pub(super) fn to_scores(a: &Attention, products: &mut [f32]) {
+    match a.soft_cap {
+        Some(cap) => soft_cap::apply(products, a.scale as f32, cap as f32),
+        None if a.scale != 1.0 => multiply(products, a.scale as f32),
+        None => {}
+    }
+}
+
+/// Gradients of scores become gradients of what was capped.
+pub(super) fn through_cap<T: Lanes>(a: &Attention, scores: &[f32], gradients: &mut [T]) {
+    if let Some(cap) = a.soft_cap {
+        soft_cap::apply_slope(scores, cap as f32, gradients);
+    }
 }
 
 // No closure below does arithmetic: the compiler would make functions of them that lack the instruction set.
@@ -163,6 +195,16 @@ simd! {
             p_rest.copy_from_slice(&last[0][..rest]);
             ds_rest.copy_from_slice(&last[1][..rest]);
             dbias_rest.copy_from_slice(&last_dbias[..rest]);
+        }
+    }
+
+    fn multiply<S>(s, x: &mut [f32], factor: f32) {
+        let (factors, (chunks, rest)) = (s.splat(factor), x.as_chunks_mut::<WIDTH>());
+        for x in chunks {
+            s.store(s.mul(s.load(x), factors), x);
+        }
+        for x in rest {
+            *x *= factor;
         }
     }
 

@@ -16,18 +16,41 @@ pub(super) struct Head {
 }
 
 impl Head {
-    fn width(&self) -> usize {
-        self.sizes.heads * self.sizes.head_size
+    /// The first of the heads of queries that share head `number` of keys, where the heads of all sequences are counted.
+    pub(super) fn of_group(number: usize, sizes: &Sizes) -> Self {
+        let (sequence, key_head) = (number / sizes.key_heads, number % sizes.key_heads);
+        Self { sequence, head: key_head * sizes.group(), sizes: *sizes }
     }
 
-    /// The start of this head in row `position` of a (B, length, H*K) tensor.
-    pub(super) fn start(&self, length: usize, position: usize) -> usize {
-        (self.sequence * length + position) * self.width() + self.head * self.sizes.head_size
+    /// The heads of queries that share this one's keys, from this one on.
+    pub(super) fn group(&self) -> impl Iterator<Item = Head> + use<> {
+        let first = *self;
+        (first.head..first.head + first.sizes.group()).map(move |head| Head { head, ..first })
     }
 
-    /// `rows` rows from `first` on of this head of a (B, length, H*K) tensor: (rows, K).
-    pub(super) fn read<'a, T: Element>(&self, data: &'a [T], length: usize, first: usize, rows: usize) -> Matrix<'a> {
-        Matrix::strided(T::operand(&data[self.start(length, first)..]), rows, self.sizes.head_size, self.width())
+    /// The start of this head of queries in row `position` of (B, T, H*K).
+    pub(super) fn start(&self, position: usize) -> usize {
+        let s = &self.sizes;
+        ((self.sequence * s.queries + position) * s.heads + self.head) * s.head_size
+    }
+
+    /// The start of this head's keys in row `position` of (B, S, KH*K).
+    pub(super) fn start_of_key(&self, position: usize) -> usize {
+        let s = &self.sizes;
+        ((self.sequence * s.keys + position) * s.key_heads + self.head / s.group()) * s.head_size
+    }
+
+    /// These rows of this head of (B, T, H*K): (rows, K).
+    pub(super) fn read<'a, T: Element>(&self, data: &'a [T], rows: Range<usize>) -> Matrix<'a> {
+        let s = &self.sizes;
+        Matrix::strided(T::operand(&data[self.start(rows.start)..]), rows.len(), s.head_size, s.heads * s.head_size)
+    }
+
+    /// These rows of this head of keys or values, (B, S, KH*K): (rows, K).
+    pub(super) fn read_keys<'a, T: Element>(&self, data: &'a [T], rows: Range<usize>) -> Matrix<'a> {
+        let s = &self.sizes;
+        let data = T::operand(&data[self.start_of_key(rows.start)..]);
+        Matrix::strided(data, rows.len(), s.head_size, s.key_heads * s.head_size)
     }
 
     /// The index of query `position` of this head in (B, H, T).
@@ -42,18 +65,18 @@ impl Head {
     }
 }
 
-/// A task of the forward: some queries of one head.
+/// A task of the forward: some queries of the heads that share a head of keys.
 pub(super) trait Forward<T> {
     /// The number of queries of each task but the last.
     fn queries(a: &Attention, s: &Sizes) -> usize;
 
     fn new(a: &Attention, s: &Sizes) -> Self;
 
-    /// Writes the results of these queries, and the log-sum-exp of their scores.
+    /// Writes the results of these queries of the group of heads that begins with `head`, and the log-sum-exp of their scores.
     ///
     /// # Safety
     ///
-    /// Nothing else reaches these queries of this head of `out` and `lse`.
+    /// Nothing else reaches these queries of these heads of `out` and `lse`.
     unsafe fn run(
         &mut self,
         head: &Head,
@@ -65,18 +88,19 @@ pub(super) trait Forward<T> {
     );
 }
 
-/// A part of a task of the backward: some queries of one head.
+/// A part of a task of the backward: some queries of the heads that share a head of keys.
 pub(super) trait Backward<T>: Sized {
     /// The queries of a part are a multiple of this.
     fn queries(a: &Attention, s: &Sizes) -> usize;
 
     fn new(a: &Attention, s: &Sizes) -> Self;
 
-    /// Writes dq of these queries, sums their parts of dk and dv, and adds to `dbias` (T+S-1).
+    /// Writes dq of these queries of the group of heads that begins with `head`, sums their parts of dk and dv, and adds to `dbias`
+    /// (G, T+S-1).
     ///
     /// # Safety
     ///
-    /// Nothing else reaches these queries of this head of dq.
+    /// Nothing else reaches these queries of these heads of dq.
     unsafe fn run(
         &mut self,
         head: &Head,
@@ -87,12 +111,12 @@ pub(super) trait Backward<T>: Sized {
         dbias: Option<&mut [f32]>,
     );
 
-    /// Adds the parts' sums of dk and dv to the first part's, in order, and writes them.
+    /// Adds the parts' sums of dk and dv to the first part's, in order, and writes them. Those of dk are multiplied by `scale`.
     ///
     /// # Safety
     ///
     /// Nothing else reaches this head of dk and dv.
-    unsafe fn add_up(parts: &mut [Self], head: &Head, to: Output<T>);
+    unsafe fn add_up(parts: &mut [Self], head: &Head, scale: f32, to: Output<T>);
 }
 
 /// Outputs of the backward: (B, T, H*K) and two (B, S, H*K).

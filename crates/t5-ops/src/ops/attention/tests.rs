@@ -122,6 +122,99 @@ fn kernels_agree_with_the_reference() {
     }
 }
 
+#[test]
+fn kernels_agree_with_the_reference_for_groups_windows_scales_and_caps() {
+    // The host alone: its kernels.
+    if !device().is_cpu() {
+        return;
+    }
+    let window = |before, after| Mask { before, after };
+    // B, T, S, H, KH, K
+    let cases = [
+        ((1, 2, 5, 2, 1, 4), window(1, 0), 0.5),
+        ((2, 7, 7, 4, 2, 5), window(2, 1), 0.25),
+        ((2, 3, 40, 4, 1, 16), window(20, 0), 1.0),
+        ((2, 8, 130, 6, 2, 32), window(33, 4), 1.0 / 16.0),
+        ((2, 65, 40, 4, 2, 16), Mask::CAUSAL, 0.3),
+        ((2, 300, 300, 2, 2, 64), window(31, 0), 1.0),
+        ((1, 700, 700, 3, 1, 32), window(63, 64), 0.25),
+        ((2, 330, 330, 4, 1, 32), Mask::ALL, 0.25),
+        ((1, 90, 600, 4, 2, 64), window(300, 7), 0.125),
+        ((1, 280, 280, 4, 1, 256), window(99, 0), 1.0 / 16.0),
+        ((1, 40, 1100, 2, 1, 256), Mask::ALL, 1.0 / 16.0),
+    ];
+    for ((b, t, s, heads, key_heads, size), mask, scale) in cases {
+        for dtype in [DType::F32, DType::BF16] {
+            let mut case = Case::new((b, t, s, heads, size), dtype);
+            let width = key_heads * size;
+            [&mut case.k, &mut case.v]
+                .into_iter()
+                .for_each(|x| *x = x.narrow(2, 0, width).unwrap().contiguous().unwrap());
+            for a in case.variants().into_iter().filter(|a| a.mask == Mask::ALL) {
+                for soft_cap in [None, Some(0.7)] {
+                    let a = Attention { key_heads, mask, scale, soft_cap, ..a };
+                    agrees_with_the_reference(&case, &a, dtype, cpu::attention, cpu::attention_backward);
+                }
+                let a = Attention { key_heads, mask, scale, ..a };
+                match dtype {
+                    DType::F32 => {
+                        let forward = cpu::forward::<f32, vectors::Forward<f32>>;
+                        agrees_with_the_reference(&case, &a, dtype, forward, cpu::attention_backward);
+                    }
+                    _ => {
+                        let forward = cpu::forward::<bf16, vectors::Forward<bf16>>;
+                        let backward = cpu::backward::<bf16, vectors::Backward<bf16>>;
+                        agrees_with_the_reference(&case, &a, dtype, forward, backward);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_reference_agrees_with_finite_differences_for_groups_windows_scales_and_caps() {
+    let mut case = Case::new((2, 5, 7, 4, 3), DType::F64);
+    [&mut case.k, &mut case.v].into_iter().for_each(|x| *x = x.narrow(2, 0, 6).unwrap().contiguous().unwrap());
+    let (q, k, v, dout) = (&case.q, &case.k, &case.v, &case.dout);
+    for (a, soft_cap) in case.variants().into_iter().zip([None, Some(0.8)].into_iter().cycle()) {
+        let a = Attention { key_heads: 2, mask: Mask { before: 2, after: 1 }, scale: 0.6, soft_cap, ..a };
+        let what = format!("{a:?}");
+        let (out, lse) = attention(q, k, v, &a).unwrap();
+        let dbias = case.bias.zeros_like().unwrap();
+        let of = Attended { q, k, v, out: &out, lse: &lse };
+        let (dq, dk, dv) = attention_backward(&of, dout, &a, Some(&dbias)).unwrap();
+        check_gradient(&what, q, &dq, |q| weighted(&attention(q, k, v, &a)?.0, dout));
+        check_gradient(&what, k, &dk, |k| weighted(&attention(q, k, v, &a)?.0, dout));
+        check_gradient(&what, v, &dv, |v| weighted(&attention(q, k, v, &a)?.0, dout));
+        if a.bias.is_some() {
+            check_gradient(&what, &case.bias, &dbias, |bias| {
+                weighted(&attention(q, k, v, &Attention { bias: Some(bias), ..a })?.0, dout)
+            });
+        }
+    }
+}
+
+#[test]
+fn a_query_sees_the_keys_of_its_window() {
+    let lengths = [7, 3];
+    let seen = |mask, (queries, keys), b, i| {
+        let a = Attention { mask, ..Attention::new(1, &lengths) };
+        a.seen(&a.sizes_of((2, queries, 4), keys), b, i)
+    };
+    let causal = Mask::causal_window(3);
+    assert_eq!([0, 1, 4, 6].map(|i| seen(causal, (7, 7), 0, i)), [0..1, 0..2, 2..5, 4..7]);
+    // Beyond the keys that count a window may be empty.
+    assert_eq!([1, 3, 6].map(|i| seen(causal, (7, 7), 1, i)), [0..2, 1..3, 3..3]);
+    // `sliding_window_mask_function` of transformers for 5 and 4, both ways.
+    assert_eq!([0, 3, 6].map(|i| seen(Mask::window_around(5), (7, 7), 0, i)), [0..3, 1..6, 4..7]);
+    assert_eq!([0, 3, 6].map(|i| seen(Mask::window_around(4), (7, 7), 0, i)), [0..3, 2..6, 5..7]);
+    // The last query is at the last key.
+    assert_eq!(seen(causal, (1, 7), 0, 0), 4..7);
+    assert_eq!([0, 3].map(|i| seen(Mask::CAUSAL, (4, 2), 0, i)), [0..0, 0..2]);
+    assert_eq!(seen(Mask::ALL, (4, 7), 1, 0), 0..3);
+}
+
 fn agrees_with_the_reference(
     case: &Case,
     a: &Attention,
@@ -132,6 +225,7 @@ fn agrees_with_the_reference(
     let (q, k, v, dout) = (&case.q, &case.k, &case.v, &case.dout);
     let sizes = a.sizes("attention", q, k, v).unwrap();
     let what = format!("{sizes:?} {dtype:?} bias {} {:?} {:?}", a.bias.is_some(), a.mask, a.dropout);
+    let what = format!("{what} {:?}", a.soft_cap);
     let (out, lse) = forward(q, k, v, a, &sizes).unwrap();
     let (expected_out, expected_lse) = reference::attention(q, k, v, a).unwrap();
     assert_eq!(out.dtype(), dtype);

@@ -45,9 +45,9 @@ pub(super) fn apply_to(s: &Sizes) -> bool {
     multiplies_pairs() && fit(s)
 }
 
-/// Whether strips of tiles have these sizes.
+/// Whether strips of tiles have these sizes. Capped scores are left to vectors.
 pub(super) fn fit(s: &Sizes) -> bool {
-    s.head_size.is_multiple_of(BLOCK) && s.queries >= FEWEST_QUERIES
+    s.head_size.is_multiple_of(BLOCK) && s.queries >= FEWEST_QUERIES && !s.is_capped
 }
 
 /// `n` rounded up to whole blocks, which are read as a whole.
@@ -55,18 +55,38 @@ fn blocks(n: usize) -> usize {
     n.next_multiple_of(BLOCK)
 }
 
-/// The queries of a strip or a group, and the keys that its last query sees.
+/// The queries of a strip or a group, and the keys that they see.
 struct Part {
     first: usize,
     rows: usize,
-    seen: usize,
+    seen: Range<usize>,
 }
 
 impl Part {
     fn of(queries: &Range<usize>, first: usize, most: usize, head: &Head, a: &Attention) -> Self {
         let rows = most.min(queries.end - first);
-        Self { first, rows, seen: a.visible(&head.sizes, head.sequence, first + rows - 1) }
+        Self { first, rows, seen: a.seen_by(&head.sizes, head.sequence, first..first + rows) }
     }
+
+    /// The tiles of packed keys, which begin with key `base`, that some of the queries see: the first key of each, and whether the tile is
+    /// the first.
+    fn tiles(&self, base: usize) -> impl Iterator<Item = (usize, bool)> + use<> {
+        let Range { start, end } = self.seen;
+        let first = if start < end { base + (start - base) / KEYS * KEYS } else { end };
+        (first..end).step_by(KEYS).map(move |key| (key, key == first))
+    }
+
+    /// The keys of the tile at `key` up to the last one that a query sees.
+    fn count(&self, key: usize) -> usize {
+        if self.seen.start < key + KEYS { self.seen.end.saturating_sub(key).min(KEYS) } else { 0 }
+    }
+}
+
+/// The first and the end of the keys of the tile at `key` that query `i` sees; both are zero if it sees none.
+fn visible(head: &Head, a: &Attention, i: usize, key: usize) -> (usize, usize) {
+    let seen = a.seen(&head.sizes, head.sequence, i);
+    let (start, end) = (seen.start.saturating_sub(key), seen.end.saturating_sub(key).min(KEYS));
+    if start < end { (start, end) } else { (0, 0) }
 }
 
 /// Bytes of a cell, and of a sum.
@@ -80,6 +100,8 @@ fn bias_elements(s: &Sizes) -> usize {
 
 /// State of a head that both directions keep.
 struct Packed {
+    base: usize,    // the first packed key, a multiple of 32
+    end: usize,     // the end of the packed keys
     keys: Cells,    // panels of kᵀ: 32 keys each, K deep
     others: Cells,  // forward: panels of v, backward: of k: for each tile of keys, K / 32 panels as deep as it
     bias: Vec<f32>, // (T+S-1), times log2(e), then zeros
@@ -89,7 +111,7 @@ impl Packed {
     fn new(s: &Sizes) -> Self {
         let cells = blocks(s.keys) * s.head_size;
         let bias = vec![0.0; bias_elements(s)];
-        Self { keys: Cells::new(cells), others: Cells::new(cells), bias }
+        Self { base: 0, end: 0, keys: Cells::new(cells), others: Cells::new(cells), bias }
     }
 
     /// Bytes of such a state.
@@ -97,9 +119,15 @@ impl Packed {
         2 * CELL * blocks(s.keys) * s.head_size + F32 * bias_elements(s)
     }
 
-    /// Packs `seen` keys, and the same number of rows of `others`.
-    fn pack(&mut self, tiles: &impl Tiles, head: &Head, k: Matrix, others: Matrix, seen: usize, bias: Option<&[f32]>) {
-        let size = head.sizes.head_size;
+    /// The keys to pack, where queries see these.
+    fn range(seen: Range<usize>) -> Range<usize> {
+        seen.start / BLOCK * BLOCK..seen.end
+    }
+
+    /// Packs `k`, these keys, and the same number of rows of `others`.
+    fn pack(&mut self, tiles: &impl Tiles, keys: &Range<usize>, k: Matrix, others: Matrix, size: usize) {
+        (self.base, self.end) = (keys.start, keys.end);
+        let seen = keys.len();
         pack_across(tiles, k, (seen, size), &mut self.keys);
         for key in (0..seen).step_by(KEYS) {
             let count = KEYS.min(seen - key);
@@ -109,6 +137,9 @@ impl Packed {
                 tiles.pack_right(others, columns, key..key + count, cells);
             }
         }
+    }
+
+    fn set_bias(&mut self, head: &Head, bias: Option<&[f32]>) {
         if let Some(bias) = bias {
             let s = &head.sizes;
             let offsets = s.queries + s.keys - 1;
@@ -119,12 +150,12 @@ impl Packed {
 
     /// The panel that begins with key `key`.
     fn key(&self, key: usize, size: usize) -> *const u16 {
-        self.keys.read()[key * size..].as_ptr()
+        self.keys.read()[(key - self.base) * size..].as_ptr()
     }
 
-    /// Panel `panel` of the tile of keys that begins with `key`. The task sees `seen` keys.
-    fn other(&self, key: usize, seen: usize, panel: usize, size: usize) -> *const u16 {
-        self.others.read()[key * size + panel * BLOCK * blocks(KEYS.min(seen - key))..].as_ptr()
+    /// Panel `panel` of the tile of keys that begins with `key`.
+    fn other(&self, key: usize, panel: usize, size: usize) -> *const u16 {
+        self.others.read()[(key - self.base) * size + panel * BLOCK * blocks(KEYS.min(self.end - key))..].as_ptr()
     }
 
     /// The bias of the keys from `key` on for query `i`.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::rows::{self, Unit};
-use super::{CELL, CELLS, F32, KEYS, Packed, Part, QUERIES, SCORES, STRIP, blocks, mask_of, scores};
+use super::{CELL, CELLS, F32, Packed, Part, QUERIES, SCORES, STRIP, blocks, mask_of, scores, visible};
 use crate::matmul::tiles::{BLOCK, Cells, Left};
 use crate::ops::attention::ahead::Ahead;
 use crate::ops::attention::rows::convert;
@@ -32,8 +32,8 @@ pub(crate) fn forward_bytes(s: &Sizes) -> usize {
 }
 
 impl<U: Unit> task::Forward<bf16> for Forward<U> {
-    fn queries(_: &Attention, _: &Sizes) -> usize {
-        QUERIES
+    fn queries(_: &Attention, s: &Sizes) -> usize {
+        (QUERIES / s.group()).next_multiple_of(STRIP)
     }
 
     fn new(_: &Attention, s: &Sizes) -> Self {
@@ -59,29 +59,52 @@ impl<U: Unit> task::Forward<bf16> for Forward<U> {
         // SAFETY: `apply_to` checked for the instructions.
         let tiles = unsafe { U::enter() };
         let s = &head.sizes;
-        let seen = a.visible(s, head.sequence, queries.end - 1);
-        let (k, v) = (head.read(input.k, s.keys, 0, seen), head.read(input.v, s.keys, 0, seen));
-        self.packed.pack(&tiles, head, k, v, seen, input.bias);
-        let scale = input.dropout.map_or(1.0, |d| d.scale() as f32);
-        let ahead = Ahead::forward(head, input, queries.clone(), to);
-        for first in queries.clone().step_by(STRIP) {
-            let strip = Part::of(&queries, first, STRIP, head, a);
-            let state = self.strip(&tiles, head, a, input, &strip, seen, &ahead);
-            for (i, (largest, total)) in state.into_iter().enumerate().take(strip.rows) {
-                // A query that sees no key has sums of zero.
-                let factor = if total == 0.0 { 0.0 } else { scale / total };
-                // SAFETY: by the caller's promise.
-                let (to, lse) = unsafe {
-                    (to.slice(head.start(s.queries, first + i), s.head_size), lse.slice(head.row(first + i), 1))
-                };
-                convert(&self.out[i * s.head_size..][..s.head_size], factor, to);
-                lse[0] = (largest + total.log2()) * std::f32::consts::LN_2;
-            }
+        let keys = Packed::range(a.seen_by(s, head.sequence, queries.clone()));
+        let (k, v) = (head.read_keys(input.k, keys.clone()), head.read_keys(input.v, keys.clone()));
+        self.packed.pack(&tiles, &keys, k, v, s.head_size);
+        for head in head.group() {
+            self.packed.set_bias(&head, input.bias);
+            // SAFETY: by the caller's promise.
+            unsafe { self.head(&tiles, &head, a, input, queries.clone(), to, lse) };
         }
     }
 }
 
 impl<U: Unit> Forward<U> {
+    /// One of the heads.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else reaches these queries of this head of `out` and `lse`.
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn head(
+        &mut self,
+        tiles: &U,
+        head: &Head,
+        a: &Attention,
+        input: &Queries<bf16>,
+        queries: Range<usize>,
+        to: Shared<bf16>,
+        lse: Shared<f32>,
+    ) {
+        let s = &head.sizes;
+        let scale = input.dropout.map_or(1.0, |d| d.scale() as f32);
+        let ahead = Ahead::forward(head, input, queries.clone(), to);
+        for first in queries.clone().step_by(STRIP) {
+            let strip = Part::of(&queries, first, STRIP, head, a);
+            let state = self.strip(tiles, head, a, input, &strip, &ahead);
+            for (i, (largest, total)) in state.into_iter().enumerate().take(strip.rows) {
+                // A query that sees no key has sums of zero.
+                let factor = if total == 0.0 { 0.0 } else { scale / total };
+                // SAFETY: by the caller's promise.
+                let (to, lse) =
+                    unsafe { (to.slice(head.start(first + i), s.head_size), lse.slice(head.row(first + i), 1)) };
+                convert(&self.out[i * s.head_size..][..s.head_size], factor, to);
+                lse[0] = (largest + total.log2()) * std::f32::consts::LN_2;
+            }
+        }
+    }
+
     /// Sums over all visible keys for a strip. Returns for each query the largest score, times log2(e), and the sum of exponentials.
     #[allow(clippy::too_many_arguments)]
     fn strip(
@@ -91,45 +114,46 @@ impl<U: Unit> Forward<U> {
         a: &Attention,
         input: &Queries<bf16>,
         strip: &Part,
-        seen: usize,
         ahead: &Ahead<bf16>,
     ) -> [(f32, f32); STRIP] {
         let Self { packed, q, scores: strip_scores, p, out, .. } = self;
         let s = &head.sizes;
         let size = s.head_size;
         let mut state = [(f32::NEG_INFINITY, 0.0); STRIP];
-        if strip.seen == 0 {
+        if strip.seen.is_empty() {
             out.fill(0.0);
         }
-        tiles.pack_left(head.read(input.q, s.queries, strip.first, strip.rows), 0..strip.rows, 0..size, q.all());
-        for key in (0..strip.seen).step_by(KEYS) {
-            let count = KEYS.min(strip.seen - key);
-            let whole = blocks(count);
+        let queries = strip.first..strip.first + strip.rows;
+        tiles.pack_left(head.read(input.q, queries), 0..strip.rows, 0..size, q.all());
+        for (key, is_first) in strip.tiles(packed.base) {
+            let whole = blocks(strip.count(key));
             // SAFETY: `pack` packed them.
             unsafe { scores(tiles, q.read(), packed.key(key, size), whole, size, strip_scores) };
             for (i, state) in state.iter_mut().enumerate().take(strip.rows) {
                 let query = strip.first + i;
-                let visible = a.visible(s, head.sequence, query).saturating_sub(key).min(count);
+                let (start, visible) = visible(head, a, query, key);
+                strip_scores[i * SCORES..][..start].fill(f32::NEG_INFINITY);
                 let row = rows::Scores {
                     scores: &strip_scores[i * SCORES..][..whole],
+                    factor: std::f32::consts::LOG2_E * a.scale as f32,
                     bias: &packed.bias_of(s, query, key)[..whole],
                     visible,
                     key,
                     mask: mask_of(head, input.dropout, query),
                 };
-                if key == 0 {
+                if is_first {
                     ahead.prefetch(query);
                 }
                 let smaller = U::softmax(row, state, &mut p.all()[i * CELLS..][..whole]);
-                if key > 0 && smaller != 1.0 {
+                if !is_first && smaller != 1.0 {
                     out[i * size..][..size].iter_mut().for_each(|out| *out *= smaller);
                 }
             }
             let p = Left::Rows(p.read().as_ptr(), CELLS);
             for panel in 0..size / BLOCK {
-                let b = packed.other(key, seen, panel, size);
+                let b = packed.other(key, panel, size);
                 // SAFETY: rows and panels as deep as the visible keys, filled up; 32 columns of `out`.
-                unsafe { tiles.multiply(p, b, whole, out[panel * BLOCK..].as_mut_ptr(), size, key > 0) };
+                unsafe { tiles.multiply(p, b, whole, out[panel * BLOCK..].as_mut_ptr(), size, !is_first) };
             }
         }
         state

@@ -1,5 +1,5 @@
-//! Operations of attention on rows of scores between products of tiles. Exponentials are powers of two: scores and bias come multiplied by
-//! log2(e).
+//! Operations of attention on rows of scores between products of tiles. Exponentials are powers of two: the bias comes multiplied by
+//! log2(e), and so does the factor of scores.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -15,9 +15,11 @@ use crate::random_mask::RowMask;
 #[derive(Clone, Copy)]
 pub(crate) struct Scores<'a> {
     pub scores: &'a [f32],
+    /// The factor of the scores: their scale, times log2(e).
+    pub factor: f32,
     /// Times log2(e).
     pub bias: &'a [f32],
-    /// The number of visible keys.
+    /// The end of the visible keys. Before them, scores of hidden keys are minus infinity.
     pub visible: usize,
     /// The key of the first score.
     pub key: usize,

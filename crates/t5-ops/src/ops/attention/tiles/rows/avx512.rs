@@ -82,7 +82,7 @@ impl Scores<'_> {
         // SAFETY: sixteen elements each, and by the caller's promise.
         unsafe {
             let (scores, bias) = (_mm512_loadu_ps(scores.as_ptr()), _mm512_loadu_ps(bias.as_ptr()));
-            _mm512_fmadd_ps(scores, _mm512_set1_ps(std::f32::consts::LOG2_E), bias)
+            _mm512_fmadd_ps(scores, _mm512_set1_ps(self.factor), bias)
         }
     }
 

@@ -10,7 +10,7 @@ use crate::storage::Element;
 impl Scores<'_> {
     /// A score with its bias, times log2(e).
     fn score(&self, i: usize) -> f32 {
-        self.scores[i] * std::f32::consts::LOG2_E + self.bias[i]
+        self.scores[i] * self.factor + self.bias[i]
     }
 
     fn keeps(&self, i: usize) -> bool {
