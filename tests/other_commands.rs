@@ -139,7 +139,7 @@ fn denoisers_are_drawn_alike_after_a_resume() {
     let data = ["--set", "data.train=texts.parquet", "--set", "train.batch_size=4", "--set", "train.epochs=1"];
     for (number, (objective, words)) in [
         ("data.objective=ul2", "`text` by 7 denoisers"),
-        ("data.objective=prefix-lm", "the beginning of `text` to its end"),
+        ("data.objective=prefix-lm", "the beginning of `text` to its"),
         (
             "data.denoisers=[{ noise_density = 0.5, prefix = \"[X] \" }, { objective = \"prefix-lm\", weight = 2 }]",
             "`text` by 2 denoisers",
