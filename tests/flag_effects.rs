@@ -60,6 +60,7 @@ const ROWS: &[Row] = &[
     ("generate", "--prompt", &["why"], &[]),
     ("generate", "--input", &["nosuch"], &[]),
     ("generate", "--prompt-column", &["other"], &[]),
+    ("generate", "--source-template", &["{prompt} {other}"], &[]),
     ("generate", "--encoding", &["gb18030"], &[]),
     ("generate", "--quoting", &["none"], &[]),
     ("generate", "--num-return-sequences", &["2"], &["--num-beams", "2"]),

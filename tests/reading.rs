@@ -334,6 +334,58 @@ fn predictions_name_the_file_and_line_of_each_row_and_keep_the_other_columns() {
 }
 
 #[test]
+fn generate_makes_prompts_of_rows_as_the_run_of_the_model_did() {
+    let scene = Scene::new();
+    scene.write("rows.csv", "subject,body,label\nhello,come soon,yes\nbye,,no\n");
+    let more = ["run", "--set", "data.source_template={subject}\\n{body}", "--set", "data.response_column=label"];
+    train(&scene, "rows.csv", &more).expect_code(0);
+    let generate = ["generate", "--model", "run", "--json", "--max-new-tokens", "2", "--input"];
+    let prompts = |ran: Ran| -> Vec<String> {
+        let line = |line: &str| serde_json::from_str::<serde_json::Value>(line).expect("JSON");
+        ran.out.lines().map(|text| line(text)["prompt"].as_str().expect("a prompt").to_owned()).collect()
+    };
+    // The columns that have a text, in files with labels and without.
+    scene.write("new.csv", "body,subject\nI am late,sorry\n");
+    let ran = scene.run(&[&generate[..], &["rows.csv"]].concat()).expect_code(0);
+    assert!(ran.err.contains("prompts are `{subject}\\n{body}`, as the run read them"), "{}", ran.err);
+    assert_eq!(prompts(ran), ["hello\ncome soon", "bye\n"]);
+    assert_eq!(prompts(scene.run(&[&generate[..], &["new.csv"]].concat()).expect_code(0)), ["sorry\nI am late"]);
+    // A flag wins, as does the usual column where the run's are not there.
+    let other = [&generate[..], &["new.csv", "--source-template", "{body}!"]].concat();
+    assert_eq!(prompts(scene.run(&other).expect_code(0)), ["I am late!"]);
+    scene.write("usual.csv", "prompt,subject\nwhy,x\n");
+    assert_eq!(prompts(scene.run(&[&generate[..], &["usual.csv"]].concat()).expect_code(0)), ["why"]);
+    scene.write("lacks.csv", "subject,text\nx,y\n");
+    let words = ["no column `body`, which `{subject}\\n{body}` names", "--source-template", "one of: subject, text"];
+    scene.run(&[&generate[..], &["lacks.csv"]].concat()).expect_code(4).expect_words(&words);
+    let broken = [&generate[..], &["new.csv", "--source-template", "{body"]].concat();
+    scene.run(&broken).expect_code(2).expect_words(&["--source-template", "is not closed"]);
+}
+
+#[test]
+fn what_the_tokenizer_loses_in_rows_beyond_the_sample_is_a_warning_and_in_the_last_table() {
+    let scene = Scene::new();
+    // The sample has 32 rows at four places: of 400 rows none between 108 and 200.
+    let row = |n: usize| {
+        let response = if (150..170).contains(&n) { "{a}" } else { "a" };
+        format!("{}\n", json!({"prompt": "1 + 1", "response": response}))
+    };
+    scene.write("rows.jsonl", (0..400).map(row).collect::<String>());
+    let lossy = words(&scene);
+    let more = ["run", "--set", &lossy, "--epochs", "1", "--max-steps", "1000", "--set", "train.batch_size=8"];
+    let ran = train(&scene, "rows.jsonl", &more).expect_code(0);
+    assert!(!ran.out.contains("change on the way to tokens"), "{}", ran.out);
+    let said = "`{`, `}`: the tokenizer loses characters of a target, which no sampled row has";
+    let all = format!("{}{}", ran.out, ran.err);
+    assert_eq!(all.matches(said).count(), 1, "{all}");
+    assert!(all.contains("train-tokenizer"), "{all}");
+    assert!(ran.out.contains("targets with characters that the tokenizer loses: 20 of 400 (5.0 %)"), "{}", ran.out);
+    let steps = scene.events("run", "step");
+    let of = |name: &str| steps.iter().map(|step| step[name].as_u64().expect("a count")).sum::<u64>();
+    assert_eq!([of("lossy_sources"), of("lossy_targets")], [0, 20]);
+}
+
+#[test]
 fn what_the_tokenizer_does_not_hold_is_counted_at_the_start_and_by_inspect() {
     let scene = Scene::new();
     let rows: String =

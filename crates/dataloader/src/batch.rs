@@ -13,7 +13,7 @@ use crate::objective::{Prepared, Refused, Sample, SampleLimits};
 use crate::random::Key;
 use crate::row_text::{RowText, TextLocation};
 use crate::side::Side;
-use crate::tokenizer::{Prefixed, TextFault};
+use crate::tokenizer::{Lossy, LossyTexts, Prefixed, TextFault};
 use crate::{Error, LoaderOptions, Tokenizer};
 
 /// A run's position in the stream of samples: `sample` samples of epoch `epoch` have been consumed.
@@ -73,6 +73,8 @@ pub struct Batch {
     pub cut_sources: u64,
     /// Targets that lost tokens to `max_target_tokens`.
     pub cut_targets: u64,
+    /// Texts with characters that the tokenizer does not give back; none for tasks that are not of texts.
+    pub lossy: LossyTexts,
     /// The stream's position once this batch has been consumed.
     pub position_after: Position,
 }
@@ -128,6 +130,7 @@ pub(crate) struct BatchMaker {
     /// Bytes of each value that are read with its batch, one entry for each column of the dataset.
     read_bytes: Vec<u64>,
     options: LoaderOptions,
+    lossy: Lossy,
 }
 
 /// Keeps the samples' random choices apart from those of the order, which uses the same seed.
@@ -158,7 +161,7 @@ impl BatchMaker {
         for (&column, bytes) in columns.iter().zip(read_bytes_of(&options, &tokenizer)) {
             read_bytes[column] = bytes;
         }
-        Ok(Self { dataset, tokenizer, sequence, objective, columns, read_bytes, options })
+        Ok(Self { dataset, tokenizer, sequence, objective, columns, read_bytes, options, lossy: Lossy::new() })
     }
 
     /// Makes the batch of the samples `samples` of `epoch`. `stop` is asked before every row; `None` if it returned
@@ -316,6 +319,9 @@ impl BatchMaker {
         };
         let [prompt, text] = wanted.map(|(is_wanted, number)| is_wanted.then(|| kept(number)).transpose());
         let (prompt, text) = (prompt?, text?);
+        if self.options.objective.is_of_texts() {
+            self.note_lossy(batch, row, texts)?;
+        }
         batch.prompts.extend(prompt);
         batch.texts.extend(text);
         batch.rows.push(row);
@@ -325,6 +331,18 @@ impl BatchMaker {
         batch.targets.push(sample.target);
         batch.rejected.extend(sample.rejected);
         batch.labels.extend(label);
+        Ok(())
+    }
+
+    /// Notes which texts of a row have characters that the tokenizer does not give back.
+    fn note_lossy(&self, batch: &mut Batch, row: u64, texts: &[RowText]) -> Result<(), NoSample> {
+        for (number, text) in texts.iter().enumerate().filter(|(number, _)| !self.options.objective.is_label(*number)) {
+            let text = text.beginning().map_err(|fault| NoSample::new(fault, number))?;
+            let characters = self.lossy.characters(&self.tokenizer, text);
+            if !characters.is_empty() {
+                batch.lossy.add(number > 0, row, characters);
+            }
+        }
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use parquet_dataset::Dataset;
 use crate::batch::{KEPT_TEXT_BYTES, MAX_READ_BYTES, read_bytes_of, target_column};
 use crate::objective::MAX_PIECE_BYTES;
 use crate::row_text::SEGMENT_BYTES;
-use crate::tokenizer::WORD_CACHE_BYTES;
+use crate::tokenizer::{LOSSY_BYTES, WORD_CACHE_BYTES};
 use crate::{LoaderLimits, LoaderOptions, Objective, Tokenizer};
 
 /// One row of the bill.
@@ -86,7 +86,7 @@ pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenize
             is_until_made: threads == 0,
             ..row("tokenizing", threads.max(1) * tokenizing_bytes + threads * THREAD_BYTES)
         },
-        row("remembered words", WORD_CACHE_BYTES),
+        row("remembered words", WORD_CACHE_BYTES + LOSSY_BYTES),
     ]
 }
 

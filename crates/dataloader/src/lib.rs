@@ -46,7 +46,7 @@ pub use permutation::Permutation;
 pub use random::{Key, Stream};
 pub use side::Side;
 pub use texts::TextFiles;
-pub use tokenizer::{COMPANION_FILES, ChangedTokenizer, Tokenizer, TokenizerJson, Vocabulary};
+pub use tokenizer::{COMPANION_FILES, ChangedTokenizer, LossyText, LossyTexts, Tokenizer, TokenizerJson, Vocabulary};
 pub use train_tokenizer::{
     TokenizerTraining, TrainedTokenizer, train_tokenizer, train_tokenizer_on, train_tokenizer_on_files,
 };

@@ -4,12 +4,13 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 
 use memory_policy::{Bytes, MemorySnapshot};
-use row_files::{Column, Encoding, Form, Kind, ReadOptions, Row, RowFault, Rows};
+use row_files::{Column, Encoding, Form, Kind, ReadOptions, Row, RowFault, Rows, Template};
 
 use crate::cli::row_flags::TextFlags;
 use crate::data::row_data;
 use crate::failure::{Failure, Outcome};
 use crate::screen::lines::Lines;
+use crate::screen::report;
 
 /// The most bytes of a prompt in a file. A model reads some thousand tokens of it.
 pub const MAX_PROMPT_BYTES: usize = 1 << 20;
@@ -23,10 +24,59 @@ pub struct Inputs<'a> {
     pub typed: &'a [String],
     /// A file of lines or rows.
     pub file: Option<&'a Path>,
-    /// The flag that names the column of rows, and the column.
-    pub column: (&'static str, &'a str),
+    /// How rows become prompts.
+    pub source: Source<'a>,
     /// How text files are read.
     pub text: &'a TextFlags,
+}
+
+/// How a row becomes a prompt.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    /// The flags that name the columns, for hints.
+    pub flags: &'static str,
+    /// The template that a flag gives: a column, or a text from several.
+    pub given: Option<&'a Template>,
+    /// The template of the run that made the model.
+    pub of_run: Option<&'a Template>,
+    /// The column in files for which neither is there.
+    pub usual: &'static str,
+}
+
+impl Source<'_> {
+    /// The template for a file with these columns.
+    fn template(&self, columns: &[String]) -> Template {
+        let usual = Template::of_column(self.usual);
+        let of_run = self.of_run.filter(|template| missing(template, columns).is_none());
+        match (self.given, of_run) {
+            (Some(given), _) => given.clone(),
+            (None, Some(of_run)) => {
+                report::note(&format!("prompts are `{of_run}`, as the run read them; `{}` names others", self.flags));
+                of_run.clone()
+            }
+            (None, None) if missing(&usual, columns).is_some() => self.of_run.unwrap_or(&usual).clone(),
+            (None, None) => usual,
+        }
+    }
+
+    /// Refuses a template of columns that the file lacks.
+    fn check(&self, template: &Template, input: &Path, columns: &[String]) -> Outcome<()> {
+        let Some(missing) = missing(template, columns) else { return Ok(()) };
+        let of_template = match template.column() {
+            Some(_) => String::new(),
+            None => format!(", which `{template}` names"),
+        };
+        Err(Failure::unusable(format!("{}: no column `{missing}`{of_template}", input.display())).hint(format!(
+            "use `{}` with one of: {}",
+            self.flags,
+            columns.join(", ")
+        )))
+    }
+}
+
+/// A column of a template that is none of these.
+fn missing<'a>(template: &'a Template, columns: &[String]) -> Option<&'a str> {
+    template.columns().find(|name| !columns.iter().any(|column| column == name))
 }
 
 /// How much of a file is in memory while prompts are read from it.
@@ -100,18 +150,20 @@ fn rows<'a>(
     inputs: Inputs<'a>,
     limits: Limits,
 ) -> Outcome<impl Iterator<Item = Outcome<String>> + 'a> {
-    let rows = cells_of(input, inputs, vec![inputs.column.1], limits)?;
+    let rows = cells_of(input, inputs, None, limits)?;
     Ok(rows.map(|row| Ok(row?.swap_remove(0))))
 }
 
 /// The texts of some columns of each row of a file.
 pub fn cells<'a>(
     inputs: Inputs<'a>,
-    columns: Vec<&'a str>,
+    columns: &[&str],
     limits: Limits,
-) -> Outcome<impl Iterator<Item = Outcome<Vec<String>>> + 'a> {
+) -> Outcome<impl Iterator<Item = Outcome<Vec<String>>> + use<'a>> {
     match inputs.file {
-        Some(input) if is_data(input) => cells_of(input, inputs, columns, limits),
+        Some(input) if is_data(input) => {
+            cells_of(input, inputs, Some(columns.iter().map(|column| Template::of_column(column)).collect()), limits)
+        }
         input => {
             let shown = input.map(|input| input.display().to_string()).unwrap_or_default();
             Err(Failure::usage(format!("{shown}: expected rows with columns"))
@@ -120,20 +172,26 @@ pub fn cells<'a>(
     }
 }
 
-/// The texts of some columns. A row without a text ends the answers, because each answer belongs to a row.
+/// The texts of these templates, or of the one of the prompts. A row without a text ends the answers, because each answer belongs to a row.
 fn cells_of<'a>(
     input: &'a Path,
     inputs: Inputs<'a>,
-    columns: Vec<&'a str>,
+    templates: Option<Vec<Template>>,
     limits: Limits,
-) -> Outcome<impl Iterator<Item = Outcome<Vec<String>>> + 'a> {
-    let (flag, _) = inputs.column;
+) -> Outcome<impl Iterator<Item = Outcome<Vec<String>>> + use<'a>> {
     let kind = Kind::detect(input, &inputs.text.options().within(limits.bytes, 0, 0))?;
-    if let Some(column) = columns.iter().find(|column| !kind.columns.iter().any(|name| name == *column)) {
-        return Err(Failure::unusable(format!("{}: no column `{column}`", input.display()))
-            .hint(format!("use `{flag}` with one of: {}", kind.columns.join(", "))));
+    let templates = match templates {
+        Some(templates) => templates,
+        None => vec![inputs.source.template(&kind.columns)],
+    };
+    templates.iter().try_for_each(|template| inputs.source.check(template, input, &kind.columns))?;
+    let mut names: Vec<String> = Vec::new();
+    for name in templates.iter().flat_map(Template::columns) {
+        if !names.iter().any(|known| known == name) {
+            names.push(name.to_owned());
+        }
     }
-    let texts: Vec<Column> = columns.iter().map(|column| Column::text(*column)).collect();
+    let texts: Vec<Column> = names.iter().map(Column::text).collect();
     let mut rows = Rows::open(input, &kind, &texts, false)?;
     let mut row = Row::default();
     Ok(std::iter::from_fn(move || match rows.next(&mut row) {
@@ -148,15 +206,28 @@ fn cells_of<'a>(
         })),
         Ok(Some(Err(error))) => Some(Err(of_row(&error))),
         Ok(Some(Ok(()))) => {
-            let text = |(at, column): (usize, &&str)| match row.cells.get(at).and_then(row_files::Cell::text) {
-                Some(text) if text.len() > MAX_PROMPT_BYTES => {
-                    let got = Bytes(text.len() as u64);
-                    Err(too_long(format!("{}: a prompt has {got}, expected at most {MOST}", input.display())))
+            let text = |template: &Template| {
+                let cell = |name: &str| {
+                    let at = names.iter().position(|known| known == name)?;
+                    row.cells.get(at).and_then(row_files::Cell::text)
+                };
+                // One column of a template is enough, as in training; the others leave their place empty.
+                let is_one = template.column().is_some();
+                let has_text = template.columns().filter_map(cell).any(|text| is_one || !text.trim().is_empty());
+                let text = has_text.then(|| template.fill(|name| cell(name).unwrap_or_default()));
+                match text {
+                    Some(text) if text.len() > MAX_PROMPT_BYTES => {
+                        let got = Bytes(text.len() as u64);
+                        Err(too_long(format!("{}: a prompt has {got}, expected at most {MOST}", input.display())))
+                    }
+                    Some(text) => Ok(text),
+                    None => {
+                        let column = template.columns().next().unwrap_or_default().to_owned();
+                        Err(of_row(&rows.error(&row, RowFault::Null(column))))
+                    }
                 }
-                Some(text) => Ok(text.to_owned()),
-                None => Err(of_row(&rows.error(&row, RowFault::Null((*column).to_owned())))),
             };
-            Some(columns.iter().enumerate().map(text).collect())
+            Some(templates.iter().map(text).collect())
         }
     }))
 }

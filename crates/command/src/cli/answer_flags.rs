@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use dataloader::Tokenizer;
 use memory_policy::Budgets;
+use row_files::Template;
 use toml::Value;
 
 use crate::cli::flag_values::{self, Precision, assignment_text, typed_path};
@@ -282,9 +283,12 @@ pub struct GenerateArgs {
     /// File with one prompt per line, or rows (.parquet, .jsonl, .json, .csv, .tsv); `-` reads lines from standard input
     #[arg(long, value_name = "FILE")]
     pub input: Option<PathBuf>,
-    /// Column of the prompts, where the input has rows [default: prompt]
+    /// Column of the prompts, where the input has rows [default: that of the model's run, or prompt]
     #[arg(long, value_name = "NAME")]
     pub prompt_column: Option<String>,
+    /// Prompt from several columns, such as "{subject}\n{body}" [default: that of the model's run]
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompt_column")]
+    pub source_template: Option<String>,
     /// Text files
     #[command(flatten)]
     pub text: TextFlags,
@@ -330,6 +334,19 @@ pub struct GenerateArgs {
 }
 
 impl GenerateArgs {
+    /// How the flags make prompts of rows.
+    ///
+    /// # Errors
+    /// A template that cannot be read.
+    pub fn source(&self) -> Outcome<Option<Template>> {
+        let column = || self.prompt_column.as_deref().map(Template::of_column);
+        let parse = |text: &String| {
+            let failed = |reason| Failure::usage(format!("`--source-template`: {reason}"));
+            Template::parse(text).map_err(failed)
+        };
+        Ok(self.source_template.as_ref().map(parse).transpose()?.or_else(column))
+    }
+
     /// The same flags with a model: `generate RUN TEXT` names it first, as `chat RUN` does.
     ///
     /// # Errors
@@ -337,6 +354,7 @@ impl GenerateArgs {
     pub fn with_model(mut self) -> Outcome<Self> {
         let of_input = [
             ("--prompt-column", self.prompt_column.is_some()),
+            ("--source-template", self.source_template.is_some()),
             ("--encoding", self.text.encoding.is_some()),
             ("--quoting", self.text.quoting != QuotingRule::Auto),
         ];

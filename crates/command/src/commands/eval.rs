@@ -156,14 +156,8 @@ fn apply_run<'a>(values: &mut Values, trained: impl Iterator<Item = &'a Path>, d
         "train.bleu_tokenizer",
         "train.rouge_stemmer",
     ];
-    let mut roots = trained.flat_map(|path| [Some(path), path.parent()]).flatten();
-    let mut of_run = Values::defaults();
-    let found = roots.find_map(|root| match run_dir::apply_resolved(&mut of_run, root) {
-        Ok(false) => None,
-        applied => Some((root, applied)),
-    });
     // A config of another version may have keys that are no longer known.
-    let Some((run, Ok(_))) = found else { return Ok(()) };
+    let Some(Ok((run, of_run))) = run_dir::values_of(trained) else { return Ok(()) };
     let is_column = |name: &str| {
         name.starts_with("data.") && ["_column", "_template", "_lang"].iter().any(|ending| name.ends_with(ending))
     };

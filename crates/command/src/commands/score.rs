@@ -18,7 +18,7 @@ use t5::{AnswerShape, Config, EvalContext, Head, MicroBatch, T5};
 use text_metrics::ranking::Ranking;
 
 use crate::answers::inference::{Asked, Shape};
-use crate::answers::prompts::{self, Inputs};
+use crate::answers::prompts::{self, Inputs, Source};
 use crate::cli::score_flags::ScoreArgs;
 use crate::config::PricesFrom;
 use crate::failure::{Failure, Outcome};
@@ -66,10 +66,11 @@ pub fn score(flags: &ScoreArgs) -> Outcome<()> {
     };
     let named = [&flags.query_column, &flags.label_column].map(|column| column.iter().map(String::as_str));
     let columns: Vec<&str> = template.columns().chain(named.into_iter().flatten()).collect();
-    let Some(first) = columns.first() else {
+    if columns.is_empty() {
         return Err(Failure::usage("`--template` names no column").hint("such as `{query} [SEP] {text}`"));
-    };
-    let inputs = Inputs { typed: &[], file: Some(&flags.pairs), column: ("--template", first), text: &flags.text };
+    }
+    let source = Source { flags: "--template", given: None, of_run: None, usual: "text" };
+    let inputs = Inputs { typed: &[], file: Some(&flags.pairs), source, text: &flags.text };
     let window = flags.batch_samples.max(1) * BATCHES_SORTED_TOGETHER;
     let (planned, limits) = asked.plan_to_read(inputs, flags.weights.budgets()?, |within| {
         let held = (window * (4 * flags.max_source_tokens + 256)) as u64;
@@ -92,7 +93,7 @@ pub fn score(flags: &ScoreArgs) -> Outcome<()> {
     let scorer = Scorer { model: &model, way, samples, context: EvalContext { activations, loss_chunk_rows: samples } };
     let mut scored = Scored { file: flags.output.as_deref().map(begin).transpose()?, ..Scored::default() };
     let (began, mut waiting, mut tokens, mut cut) = (Instant::now(), Vec::with_capacity(window), 0_u64, 0_u64);
-    for row in prompts::cells(inputs, columns.clone(), limits)? {
+    for row in prompts::cells(inputs, &columns, limits)? {
         let cells = row?;
         let value = |name: &str| columns.iter().position(|column| *column == name).map_or("", |at| cells[at].as_str());
         let room = flags.max_source_tokens - 1;

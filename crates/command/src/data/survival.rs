@@ -67,16 +67,15 @@ impl Survival {
         let [sources, targets] =
             [0, 1].map(|side| format!("{} of {}", counted(self.changed[side]), counted(self.texts[side])));
         let characters = self.lost_characters();
-        let in_text = |c: &char| if *c == ' ' { "blank".to_owned() } else { format!("`{}`", c.escape_debug()) };
-        let shown: Vec<String> = characters.iter().take(SHOWN).map(in_text).collect();
+        let shown = shown(&characters[..characters.len().min(SHOWN)]);
         let mut words = format!("{sources} sources and {targets} targets change on the way to tokens and back ({of})");
         match characters.len().saturating_sub(SHOWN) {
             _ if shown.is_empty() => {}
             0 => {
-                let _ = write!(words, "; lost: {}", shown.join(", "));
+                let _ = write!(words, "; lost: {shown}");
             }
             more => {
-                let _ = write!(words, "; lost: {} and {}", shown.join(", "), plural(more as u64, "more character"));
+                let _ = write!(words, "; lost: {shown} and {}", plural(more as u64, "more character"));
             }
         }
         Some(words)
@@ -89,6 +88,12 @@ impl Survival {
         json!({"rows": of, "sources": self.texts[0], "changed_sources": self.changed[0],
             "targets": self.texts[1], "changed_targets": self.changed[1], "lost": lost})
     }
+}
+
+/// Characters for people.
+pub fn shown(characters: &[char]) -> String {
+    let one = |c: &char| if *c == ' ' { "blank".to_owned() } else { format!("`{}`", c.escape_debug()) };
+    characters.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 /// What helps if targets change: the command for a pretrained model and these files, or another tokenizer for a new model.

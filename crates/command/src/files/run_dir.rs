@@ -80,6 +80,20 @@ pub fn apply_resolved(values: &mut Values, run: &Path) -> Outcome<bool> {
     Ok(true)
 }
 
+/// The values of the first run that made one of these models, adapters or checkpoints, with its directory. An error: its config has keys
+/// that are no longer known.
+pub fn values_of<'a>(trained: impl Iterator<Item = &'a Path>) -> Option<Outcome<(&'a Path, Values)>> {
+    let mut roots = trained.flat_map(|path| [Some(path), path.parent()]).flatten();
+    let mut values = Values::defaults();
+    roots
+        .find_map(|root| match apply_resolved(&mut values, root) {
+            Ok(false) => None,
+            Ok(true) => Some(Ok(root)),
+            Err(failure) => Some(Err(failure)),
+        })
+        .map(|root| root.map(|root| (root, values)))
+}
+
 /// Reads a small file that a run wrote. A link is none of its files.
 ///
 /// # Errors

@@ -5,6 +5,7 @@ pub mod bits;
 pub mod dry_run;
 pub mod faster_device;
 pub mod identity;
+mod lossy_texts;
 pub mod open;
 pub mod options;
 pub mod planned_run;

@@ -27,6 +27,9 @@ pub struct History {
     /// Sources and targets that were cut so far.
     #[serde(default)]
     pub cut: (u64, u64),
+    /// Sources and targets so far with characters that the tokenizer loses.
+    #[serde(default)]
+    pub lossy: [u64; 2],
     /// Whether the run has warned of the share of skipped rows.
     #[serde(default)]
     pub warned_of_bad_rows: bool,

@@ -209,6 +209,7 @@ impl Session {
             "predicted_peak_bytes": self.plan.predicted_peak.0, "samples": batch.rows.len(),
             "padded_tokens": stats.padded_tokens, "rows": rows_digest(&batch.rows),
             "cut_sources": batch.cut_sources, "cut_targets": batch.cut_targets,
+            "lossy_sources": batch.lossy.sources, "lossy_targets": batch.lossy.targets,
             "longest_source": longest(&batch.sources), "longest_target": longest(&batch.targets),
             "available_bytes": now.ceiling().0, "file_wait_ms": milliseconds(took.files.waited),
         });
@@ -242,6 +243,7 @@ impl Session {
         self.note_skipped(&stats, kind)?;
         self.note_graphs(&stats)?;
         self.note_bad_rows(batch)?;
+        self.note_lossy_texts(batch)?;
         #[expect(clippy::cast_precision_loss, reason = "rows are far below 2^53")]
         let of_epoch = batch.position_after.sample as f64 / self.loader.samples_per_epoch().max(1) as f64;
         self.report.step(&StepLine {

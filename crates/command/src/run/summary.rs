@@ -29,6 +29,10 @@ pub fn summary(run: &Session, from: &Path) -> String {
         let _ = writeln!(text, "{what}: {count}");
     }
     text.push_str(&cut(history, (run.config.data.max_source_tokens, run.config.data.max_target_tokens)));
+    for (what, count) in ["sources", "targets"].into_iter().zip(history.lossy).filter(|(_, count)| *count > 0) {
+        let (share, used) = share(count, history);
+        let _ = writeln!(text, "{what} with characters that the tokenizer loses: {count} of {used} ({share:.1} %)");
+    }
     if let Some(row) = &history.first_bad_row {
         let _ = writeln!(text, "the first skipped row: {row}");
     }
@@ -147,17 +151,23 @@ fn unused_beside(output: &Path) -> PathBuf {
     paths.find(|path| !path.exists()).unwrap_or_else(|| output.with_file_name("tuned"))
 }
 
+/// The percentage of the rows that steps were made of, and their number.
+fn share(count: u64, history: &History) -> (f64, u64) {
+    let used = history.read_rows.saturating_sub(history.bad_rows).max(1);
+    #[expect(clippy::cast_precision_loss, reason = "a share of rows")]
+    let percent = 100.0 * count as f64 / used as f64;
+    (percent, used)
+}
+
 /// The number of texts in the steps made that were cut for the model.
 fn cut(history: &History, most: (usize, usize)) -> String {
-    let used = history.read_rows.saturating_sub(history.bad_rows).max(1);
     let mut text = String::new();
     for (what, count, most, key) in [
         ("sources", history.cut.0, most.0, "data.max_source_tokens"),
         ("targets", history.cut.1, most.1, "data.max_target_tokens"),
     ] {
         if count > 0 {
-            #[expect(clippy::cast_precision_loss, reason = "a share of rows")]
-            let percent = 100.0 * count as f64 / used as f64;
+            let (percent, used) = share(count, history);
             let _ = writeln!(
                 text,
                 "{what} cut at {most} tokens: {count} of {used} ({percent:.1} %); `{key}` sets the limit"

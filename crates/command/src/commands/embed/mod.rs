@@ -10,12 +10,13 @@ use std::time::Instant;
 use dataloader::Side;
 use memory_policy::{counted, plural};
 use planner::AnswerBytes;
+use row_files::Template;
 use serde_json::json;
 use t5::peft::AdapterDirectory;
 use t5::{AnswerShape, Head, T5};
 
 use crate::answers::inference::{Asked, Shape};
-use crate::answers::prompts::{self, Inputs};
+use crate::answers::prompts::{self, Inputs, Source};
 use crate::cli::embed_flags::EmbedArgs;
 use crate::config::PricesFrom;
 use crate::failure::{Failure, Outcome};
@@ -67,8 +68,9 @@ pub fn embed(flags: &EmbedArgs) -> Outcome<()> {
         flags: &flags.weights,
         stages: &stages,
     };
-    let column = ("--text-column", flags.text_column.as_str());
-    let inputs = Inputs { typed: &[], file: Some(&flags.input), column, text: &flags.text };
+    let column = Template::of_column(&flags.text_column);
+    let source = Source { flags: "--text-column", given: Some(&column), of_run: None, usual: "text" };
+    let inputs = Inputs { typed: &[], file: Some(&flags.input), source, text: &flags.text };
     let window = flags.batch_samples.max(1) * BATCHES_SORTED_TOGETHER;
     let (planned, limits) = asked.plan_to_read(inputs, budgets, |within| {
         let layer = dense.as_ref().map_or(0, Dense::bytes);

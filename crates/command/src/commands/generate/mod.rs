@@ -3,20 +3,23 @@
 mod stream;
 
 use std::cell::{Cell, RefCell};
+use std::path::Path;
 
 use candle_core::DType;
 use dataloader::{Side, Tokenizer};
 use memory_policy::{counted, plural};
+use row_files::Template;
 use serde_json::{Value, json};
 use t5::peft::AdapterDirectory;
 use t5::{Answer, GenerateOptions, T5, Watch};
 
 use crate::answers::inference::{Asked, Shape};
-use crate::answers::prompts::{self, Inputs, Limits};
+use crate::answers::prompts::{self, Inputs, Limits, Source};
 use crate::cli::answer_flags::GenerateArgs;
 use crate::config::generation::Generation;
 use crate::config::{PricesFrom, Values};
 use crate::failure::{Failure, Outcome};
+use crate::files::run_dir;
 use crate::machine::device;
 use crate::machine::stages::{self, Stages};
 use crate::model::model_directory;
@@ -68,8 +71,14 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let most = if flags.stream { 1 } else { flags.batch_samples };
     let samples = prompts.map_or(most, |prompts| most.min(prompts.max(1)));
     let typed: Vec<String> = flags.prompts.iter().chain(&flags.prompt).cloned().collect();
-    let column = ("--prompt-column", flags.prompt_column.as_deref().unwrap_or("prompt"));
-    let inputs = Inputs { typed: &typed, file: flags.input.as_deref(), column, text: &flags.text };
+    let (given, of_run) = (flags.source()?, flags.input.as_ref().and_then(|_| source_of_run(flags, model)));
+    let source = Source {
+        flags: "--prompt-column` or `--source-template",
+        given: given.as_ref(),
+        of_run: of_run.as_ref(),
+        usual: "prompt",
+    };
+    let inputs = Inputs { typed: &typed, file: flags.input.as_deref(), source, text: &flags.text };
     let (planned, limits) = asked.plan_to_read(inputs, budgets, |within| Shape {
         prompts: prompt_bytes(flags, within),
         ..Shape::of_answers(samples, flags.max_source_tokens, decoding.shape())
@@ -94,6 +103,13 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
         report::note(&planned.peaks_in_words()?);
     }
     Ok(())
+}
+
+/// How the run that made a model, or its adapter, was told to make prompts of rows.
+fn source_of_run(flags: &GenerateArgs, model: &Path) -> Option<Template> {
+    let (_, values) = run_dir::values_of(flags.adapter.as_deref().into_iter().chain([model]))?.ok()?;
+    let template = values.text("data.source_template").and_then(|text| Template::parse(&text).ok());
+    template.or_else(|| values.text("data.prompt_column").map(|column| Template::of_column(&column)))
 }
 
 /// The options of answers: the flags override the model's own defaults.

@@ -67,10 +67,11 @@ impl Session {
     /// The rows and counts of a whole batch. This process has read only its share.
     pub fn whole(&self, mut batch: dataloader::Batch) -> Outcome<dataloader::Batch> {
         let Some(group) = &self.group else { return Ok(batch) };
-        let counts = [batch.bad_rows, batch.cut_sources, batch.cut_targets];
+        let counts = [batch.bad_rows, batch.cut_sources, batch.cut_targets, batch.lossy.sources, batch.lossy.targets];
         let said = group.gather_numbers(&counts)?;
         let sum = |count: usize| said.iter().map(|said| said[count]).sum();
         (batch.bad_rows, batch.cut_sources, batch.cut_targets) = (sum(0), sum(1), sum(2));
+        (batch.lossy.sources, batch.lossy.targets) = (sum(3), sum(4));
         let rows: Vec<u8> = batch.rows.iter().flat_map(|row| row.to_le_bytes()).collect();
         let rows = group.gather(&rows)?.concat();
         batch.rows = rows.as_chunks().0.iter().map(|row| u64::from_le_bytes(*row)).collect();
