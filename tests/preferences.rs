@@ -1,6 +1,6 @@
 //! `preference.loss`: rows with a chosen and a rejected answer, or with one answer and a label, read in any form, trained, resumed and refused.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::run::{Scene, short};
 
@@ -149,6 +149,38 @@ fn settings_that_would_make_another_loss_are_refused() {
     scene.run(&orpo).expect_code(0);
     let unused = scene.run(&short(&["--set", "preference.beta=0.3", "--output", "y"])).expect_code(0);
     assert!(unused.err.contains("`preference.beta`"), "{}", unused.err);
+}
+
+#[test]
+fn numbers_of_preferences_rank_checkpoints_and_are_in_every_table() {
+    let scene = scene();
+    let every = ["train.eval_every_steps=2", "checkpoint.every_steps=2", "checkpoint.model=best"];
+    let best = "checkpoint.best_metric=rewards/margins";
+    let settings = [&["--set", best][..], &every.iter().flat_map(|set| ["--set", set]).collect::<Vec<_>>()].concat();
+    let run = tune("pairs.jsonl", "run", &[BY_DPO, &settings, &["--max-steps", "6"]].concat());
+    let ran = scene.run(&run).expect_code(0);
+    for title in ["preference loss", "chosen preferred", "reward margin"] {
+        assert!(ran.out.contains(&format!("\n  {title} ")), "{}", ran.out);
+    }
+    let evaluations = scene.events("run", "eval");
+    let margin = |event: &Value| event["rewards/margins"].as_f64().expect("a margin");
+    let best = evaluations.iter().skip(1).max_by(|a, b| margin(a).total_cmp(&margin(b))).expect("evaluations");
+    let kept = format!("from run/checkpoints/step-{:08}", best["step"].as_u64().expect("a step"));
+    assert!(ran.out.contains(&kept), "{kept}: {}", ran.out);
+    let watched = scene.run(&["watch", "run"]).expect_code(0).out;
+    assert!(watched.contains("chosen preferred") && watched.contains("reward margin"), "{watched}");
+    let at = run.iter().position(|flag| flag == "--output").expect("an output");
+    let flags = json!([&run[..at], &run[at + 2..]].concat());
+    let sweep = "[run.sweep]\n\"run.seed\" = [1, 2]\n";
+    scene.write("list.toml", format!("[[run]]\noutput = \"list\"\nflags = {flags}\n{sweep}"));
+    let table = scene.run(&["jobs", "run", "list.toml"]).expect_code(0).out;
+    let words = ["preference loss", "chosen preferred", "reward margin", "over 2 seeds"];
+    assert!(words.iter().all(|word| table.contains(word)), "{table}");
+    // A number that evaluations will not have.
+    let plain = short(&["--set", "checkpoint.best_metric=rewards/margins", "--output", "x"]);
+    scene.run(&plain).expect_code(2).expect_words(&["`preference.loss` is not set", "hint: "]);
+    let kto = tune("pairs.jsonl", "x", &[BY_KTO, &["--set", "checkpoint.best_metric=rewards/accuracies"]].concat());
+    scene.run(&kto).expect_code(2).expect_words(&["is a share of pairs", "rewards/margins"]);
 }
 
 const BY_KTO: &[&str] = &["--set", "preference.loss=kto", "--set", "train.dropout=0"];

@@ -100,6 +100,8 @@ pub fn score_name(name: &str) -> String {
         "chrf" => "chrF".to_owned(),
         "chrf++" => "chrF++".to_owned(),
         "exact_match" => "exact match".to_owned(),
+        "rewards/accuracies" => "chosen preferred".to_owned(),
+        "rewards/margins" => "reward margin".to_owned(),
         name => name.replace('_', " ").replace("rouge", "ROUGE-"),
     }
 }
@@ -108,6 +110,8 @@ pub fn score_name(name: &str) -> String {
 pub fn score(name: &str, value: f64) -> String {
     if name.starts_with("bleu") || name.starts_with("chrf") {
         format!("{value:.1}")
+    } else if ["preference_loss", "rewards/margins"].contains(&name) {
+        format!("{value:.4}")
     } else {
         format!("{:.1} %", 100.0 * value)
     }

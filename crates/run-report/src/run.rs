@@ -302,7 +302,10 @@ impl Run {
         let scores = fields.as_object().into_iter().flatten();
         let scores = scores.filter(|(name, _)| !FIGURES.contains(&name.as_str()));
         let scores = scores.filter_map(|(name, value)| Some((clipped(name, 24), value.as_f64()?)));
-        let wanted: Vec<&str> = fields["metrics"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        const OF_PREFERENCES: [&str; 3] = ["preference_loss", "rewards/accuracies", "rewards/margins"];
+        let of_preferences = OF_PREFERENCES.into_iter().filter(|name| fields[name].is_number());
+        let metrics = fields["metrics"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let wanted: Vec<&str> = of_preferences.chain(metrics).collect();
         let mut scores: Vec<(String, f64)> = scores.collect();
         scores.sort_by_key(|(name, _)| wanted.iter().position(|other| other == name).unwrap_or(usize::MAX));
         scores.truncate(MAX_SCORES);

@@ -225,6 +225,13 @@ pub struct PreferenceStats {
     pub kl: Option<f64>,
 }
 
+impl PreferenceStats {
+    /// By how much the reward of chosen answers is larger.
+    pub fn margin(&self) -> Option<f64> {
+        self.rewards[0].zip(self.rewards[1]).map(|(chosen, rejected)| chosen - rejected)
+    }
+}
+
 impl Preference {
     /// A loss with its usual β.
     pub fn usual(loss: PreferenceLoss) -> Self {

@@ -18,7 +18,6 @@ use run_report::visible;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use text_metrics::Metric;
 use toml::Table;
 
 use crate::cli::job_flags::{AddArgs, JobsArgs, JobsCommand};
@@ -29,6 +28,7 @@ use crate::files::run_dir;
 use crate::machine::ledger::{Ledger, OnDisk};
 use crate::run::setup;
 use crate::run::summary;
+use crate::scores::best::Measure;
 use crate::screen::report;
 use crate::screen::stop::Stop;
 
@@ -384,7 +384,7 @@ fn result_of(job: &Job, ended: &[Ended]) -> Value {
     let evaluation = if kept.is_null() { &history["last_evaluation"] } else { kept };
     let scores: serde_json::Map<String, Value> = summary::wanted(evaluation)
         .into_iter()
-        .map(|metric| (metric.name().to_owned(), evaluation[metric.name()].clone()))
+        .map(|measure| (measure.name().to_owned(), evaluation[measure.name()].clone()))
         .filter(|(_, value)| !value.is_null())
         .collect();
     let reason = if code == Some(0) { None } else { reason(&job.log()) };
@@ -409,10 +409,9 @@ fn reason(log: &Path) -> Option<String> {
 
 /// The value by which a result's run compares evaluations, where larger is better.
 fn rank(result: &Value) -> Option<f64> {
-    match result["measure"].as_str() {
-        Some(measure) if measure != "loss" => result["scores"][measure].as_f64(),
-        _ => result["loss"].as_f64().map(|loss| -loss),
-    }
+    let measure = Measure::of(result["measure"].as_str().unwrap_or_default());
+    let value = if measure == Measure::Loss { &result["loss"] } else { &result["scores"][measure.name()] };
+    value.as_f64().map(|value| measure.score_of(value))
 }
 
 /// The results as text: the best run first, then runs without a result, and why they failed. Runs that differ only by their seed also have a mean.
@@ -420,31 +419,31 @@ fn table(results: &[Value]) -> String {
     let mut sorted: Vec<&Value> = results.iter().collect();
     let rank = |result: &Value| rank(result).unwrap_or(f64::NEG_INFINITY);
     sorted.sort_by(|a, b| rank(b).total_cmp(&rank(a)));
-    let metrics: Vec<Metric> = Metric::ALL
-        .into_iter()
-        .filter(|metric| results.iter().any(|result| result["scores"].get(metric.name()).is_some()))
+    let measures: Vec<Measure> = Measure::scores()
+        .filter(|measure| results.iter().any(|result| result["scores"].get(measure.name()).is_some()))
         .collect();
+    let width = |measure: &Measure| measure.title().len().max(11);
     let mut text = format!("{:>5}  {:>7}  {:>9}", "exit", "steps", "loss");
-    metrics.iter().for_each(|metric| text += &format!("  {:>11}", metric.title()));
+    measures.iter().for_each(|measure| text += &format!("  {:>1$}", measure.title(), width(measure)));
     text += "  run\n";
     for result in &sorted {
         let whole = |key: &str| result[key].as_i64().map_or("-".into(), |value| value.to_string());
         let loss = result["loss"].as_f64().map_or("-".into(), |loss| format!("{loss:.4}"));
         text += &format!("{:>5}  {:>7}  {loss:>9}", whole("exit_code"), whole("steps"));
-        for metric in &metrics {
-            let value = result["scores"][metric.name()].as_f64().map_or("-".into(), |value| metric.shown(value));
-            text += &format!("  {value:>11}");
+        for measure in &measures {
+            let value = result["scores"][measure.name()].as_f64().map_or("-".into(), |value| measure.shown(value));
+            text += &format!("  {value:>0$}", width(measure));
         }
         text += &format!("  {}\n", visible::line(result["output"].as_str().unwrap_or_default()));
         if let Some(reason) = result["reason"].as_str() {
             text += &format!("{:>5}  {}\n", "", visible::line(reason));
         }
     }
-    text + &over_seeds(&sorted, &metrics)
+    text + &over_seeds(&sorted, &measures)
 }
 
 /// Mean and standard deviation of the runs that differ only by their seed.
-fn over_seeds(sorted: &[&Value], metrics: &[Metric]) -> String {
+fn over_seeds(sorted: &[&Value], measures: &[Measure]) -> String {
     let mut groups: Vec<(&str, Vec<&Value>)> = Vec::new();
     for result in sorted.iter().filter(|result| rank(result).is_some()) {
         let name = result["but_for_seed"].as_str().unwrap_or_default();
@@ -464,11 +463,13 @@ fn over_seeds(sorted: &[&Value], metrics: &[Metric]) -> String {
         let (mean, deviation) = spread(group.iter().filter_map(|result| result["loss"].as_f64()).collect());
         text += &format!("mean and standard deviation over {} seeds: {}\n", group.len(), visible::line(name));
         text += &format!("  {:<14}{mean:>11.4} ± {deviation:.4}\n", "loss");
-        for metric in metrics {
-            let values: Vec<f64> = group.iter().filter_map(|result| result["scores"][metric.name()].as_f64()).collect();
+        for measure in measures {
+            let values: Vec<f64> =
+                group.iter().filter_map(|result| result["scores"][measure.name()].as_f64()).collect();
             if values.len() > 1 {
                 let (mean, deviation) = spread(values);
-                text += &format!("  {:<14}{:>11} ± {}\n", metric.title(), metric.shown(mean), metric.shown(deviation));
+                let [mean, deviation] = [mean, deviation].map(|value| measure.shown(value));
+                text += &format!("  {:<14}{mean:>11} ± {deviation}\n", measure.title());
             }
         }
     }

@@ -12,7 +12,7 @@ impl Session {
     pub fn note_lossy_texts(&mut self, batch: &dataloader::Batch) -> Outcome<()> {
         let found = [batch.lossy.sources, batch.lossy.targets];
         let sampled = self.opened.reading.survival.as_ref().map_or([0; 2], |(survival, _)| survival.changed);
-        let counted = std::mem::replace(&mut self.history_mut().lossy, [0; 2]);
+        let counted = self.history_mut().lossy;
         self.history_mut().lossy = [counted[0] + found[0], counted[1] + found[1]];
         for (side, what) in ["source", "target"].into_iter().enumerate() {
             if found[side] == 0 || counted[side] + sampled[side] > 0 {

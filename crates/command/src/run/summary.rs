@@ -10,6 +10,7 @@ use crate::config::{Config, paths};
 use crate::files::run_dir::ROWS;
 use crate::run::saved::History;
 use crate::run::session::Session;
+use crate::scores::best::Measure;
 use crate::screen::shell_words::{quoted, quoted_text};
 
 /// The report of a finished run.
@@ -189,32 +190,30 @@ fn before_and_after(first: &Value, last: &Value) -> String {
     for name in ["loss", "perplexity"] {
         let _ = writeln!(text, "{:<18}{:>12}{:>12}", format!("  {name}"), plain(&first[name]), plain(&last[name]));
     }
-    for (name, title) in [
-        ("preference_loss", "preference loss"),
-        ("rewards/accuracies", "chosen preferred"),
-        ("recall@1", "recall@1"),
-        ("recall@10", "recall@10"),
-        ("mrr@10", "MRR@10"),
-        ("ndcg@10", "NDCG@10"),
-    ] {
+    for (name, title) in
+        [("recall@1", "recall@1"), ("recall@10", "recall@10"), ("mrr@10", "MRR@10"), ("ndcg@10", "NDCG@10")]
+    {
         if last[name].is_number() {
             let _ = writeln!(text, "{:<18}{:>12}{:>12}", format!("  {title}"), plain(&first[name]), plain(&last[name]));
         }
     }
-    for metric in wanted(last) {
-        let shown = |value: &Value| value.as_f64().map_or("-".to_owned(), |value| metric.shown(value));
-        let [before, after] = [first, last].map(|evaluation| shown(&evaluation[metric.name()]));
-        let _ = writeln!(text, "{:<18}{before:>12}{after:>12}", format!("  {}", metric.title()));
+    for measure in wanted(last) {
+        let shown = |value: &Value| value.as_f64().map_or("-".to_owned(), |value| measure.shown(value));
+        let [before, after] = [first, last].map(|evaluation| shown(&evaluation[measure.name()]));
+        let _ = writeln!(text, "{:<18}{before:>12}{after:>12}", format!("  {}", measure.title()));
     }
     text
 }
 
-/// The scores that an evaluation was asked for. Evaluations before 2026-11-28 do not say it.
-pub fn wanted(evaluation: &Value) -> Vec<Metric> {
-    match evaluation["metrics"].as_array() {
+/// The numbers of preferences that an evaluation has, and the scores that it was asked for. Evaluations before 2026-11-28 do not say these.
+pub fn wanted(evaluation: &Value) -> Vec<Measure> {
+    let metrics: Vec<Metric> = match evaluation["metrics"].as_array() {
         Some(names) => names.iter().filter_map(|name| name.as_str()?.parse().ok()).collect(),
         None => vec![Metric::Bleu, Metric::ExactMatch],
-    }
+    };
+    let of_preferences = Measure::scores()
+        .filter(|measure| !matches!(measure, Measure::Answers(_)) && evaluation[measure.name()].is_number());
+    of_preferences.chain(metrics.into_iter().map(Measure::Answers)).collect()
 }
 
 #[cfg(test)]

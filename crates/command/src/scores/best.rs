@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use text_metrics::Metric;
+use trainer::preference::PreferenceStats;
 
 use crate::scores::evaluation::Figures;
 
@@ -11,37 +12,75 @@ pub enum Measure {
     /// The loss: lower is better.
     #[default]
     Loss,
+    /// The loss of preferences: lower is better.
+    PreferenceLoss,
+    /// The share of pairs whose chosen answer has the larger reward.
+    Preferred,
+    /// By how much the reward of chosen answers is larger.
+    RewardMargin,
     /// A score of the answers: higher is better.
     Answers(Metric),
 }
 
 impl Measure {
-    /// The measure of one of these names.
-    pub fn of(name: &str) -> Self {
-        name.parse().map_or(Self::Loss, Self::Answers)
+    /// All but the loss of tokens.
+    pub fn scores() -> impl Iterator<Item = Self> {
+        let of_preferences = [Self::PreferenceLoss, Self::Preferred, Self::RewardMargin];
+        of_preferences.into_iter().chain(Metric::ALL.into_iter().map(Self::Answers))
     }
 
-    /// Its name.
+    /// The measure of one of these names.
+    pub fn of(name: &str) -> Self {
+        Self::scores().find(|measure| measure.name() == name).unwrap_or_default()
+    }
+
+    /// Its name in configs and events.
     pub fn name(self) -> &'static str {
         match self {
             Self::Loss => "loss",
+            Self::PreferenceLoss => "preference_loss",
+            Self::Preferred => "rewards/accuracies",
+            Self::RewardMargin => "rewards/margins",
             Self::Answers(metric) => metric.name(),
         }
     }
 
-    /// The score of an evaluation: larger is better.
-    pub fn score(self, figures: &Figures) -> f64 {
+    /// Its name in tables.
+    pub fn title(self) -> &'static str {
         match self {
-            Self::Loss => -figures.loss,
-            Self::Answers(metric) => figures.value(metric),
+            Self::Loss => "loss",
+            Self::PreferenceLoss => "preference loss",
+            Self::Preferred => "chosen preferred",
+            Self::RewardMargin => "reward margin",
+            Self::Answers(metric) => metric.title(),
         }
     }
 
-    /// A score as text.
-    pub fn shown(self, score: f64) -> String {
+    /// The score of an evaluation: larger is better. NaN, which is never better, if the evaluation has none.
+    pub fn score(self, figures: &Figures) -> f64 {
+        let of_preferences = |value: fn(&PreferenceStats) -> Option<f64>| {
+            figures.preference.as_ref().and_then(value).unwrap_or(f64::NAN)
+        };
+        self.score_of(match self {
+            Self::Loss => figures.loss,
+            Self::PreferenceLoss => of_preferences(|of| Some(of.loss)),
+            Self::Preferred => of_preferences(|of| of.accuracy),
+            Self::RewardMargin => of_preferences(PreferenceStats::margin),
+            Self::Answers(metric) => figures.value(metric),
+        })
+    }
+
+    /// The score of a value: larger is better.
+    pub fn score_of(self, value: f64) -> f64 {
+        if matches!(self, Self::Loss | Self::PreferenceLoss) { -value } else { value }
+    }
+
+    /// A value as text.
+    pub fn shown(self, value: f64) -> String {
         match self {
-            Self::Loss => format!("{:.4}", -score),
-            Self::Answers(metric) => metric.shown(score),
+            Self::Loss | Self::PreferenceLoss | Self::RewardMargin => format!("{value:.4}"),
+            Self::Preferred => format!("{:.1} %", 100.0 * value),
+            Self::Answers(metric) => metric.shown(value),
         }
     }
 }
@@ -81,7 +120,7 @@ impl EarlyStoppingState {
         Some(format!(
             "{} has not improved for {evaluations}; the best is {} at step {step}",
             self.measure,
-            measure.shown(best)
+            measure.shown(measure.score_of(best))
         ))
     }
 }
@@ -94,7 +133,7 @@ mod tests {
     #[test]
     fn every_measure_is_found_by_its_name() {
         assert!(MEASURES.iter().all(|name| Measure::of(name).name() == *name));
-        assert_eq!(MEASURES.len(), 1 + Metric::ALL.len());
+        assert_eq!(MEASURES.len(), 1 + Measure::scores().count());
     }
 
     #[test]

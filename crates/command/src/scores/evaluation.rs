@@ -521,7 +521,7 @@ pub fn preference_json(of: &PreferenceStats, event: &mut Value) {
         ("kl", of.kl),
         ("rewards/chosen", chosen),
         ("rewards/rejected", rejected),
-        ("rewards/margins", chosen.zip(rejected).map(|(chosen, rejected)| chosen - rejected)),
+        ("rewards/margins", of.margin()),
         ("rewards/accuracies", of.accuracy),
         ("logps/chosen", of.log_probabilities[0]),
         ("logps/rejected", of.log_probabilities[1]),

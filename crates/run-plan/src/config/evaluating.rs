@@ -8,13 +8,34 @@ use crate::failure::{Failure, Outcome};
 /// The metrics of answers: the metrics to show, and the metric that selects the best checkpoint.
 pub(super) fn metrics(values: &Values) -> Vec<Metric> {
     let names = values.list("train.eval_metrics").unwrap_or_default();
-    let best = values.text("checkpoint.best_metric").filter(|name| name != "loss");
+    let best = values.text("checkpoint.best_metric").filter(|name| name.parse::<Metric>().is_ok());
     let names: Vec<String> = names.into_iter().chain(best).collect();
     Metric::list(&names.join(",")).expect("names are checked on the way in")
 }
 
+/// Refuses to rank checkpoints by a number that evaluations will not have.
+fn of_preferences(config: &Config) -> Outcome<()> {
+    let best = config.checkpoint.best_metric.as_str();
+    let is_of_pairs = best == "rewards/accuracies";
+    let is_of_preferences = is_of_pairs || ["preference_loss", "rewards/margins"].contains(&best);
+    let origin = config.values.origin("checkpoint.best_metric");
+    match &config.preference {
+        None if is_of_preferences => Err(Failure::usage(format!(
+            "`checkpoint.best_metric = \"{best}\"` ({origin}) is a number of preferences, and `preference.loss` is not set"
+        ))
+        .hint("`--set checkpoint.best_metric=loss`, or train on preferences: `--set preference.loss=orpo`")),
+        Some(preference) if is_of_pairs && preference.loss.has_labels() => Err(Failure::usage(format!(
+            "`checkpoint.best_metric = \"{best}\"` ({origin}) is a share of pairs, and rows of `preference.loss = \"{}\"` are no pairs",
+            preference.loss.name()
+        ))
+        .hint("`--set checkpoint.best_metric=rewards/margins`, or `preference_loss`")),
+        _ => Ok(()),
+    }
+}
+
 /// Rules about keys that need evaluations. `has_validation`: whether there are rows for them, or may be.
 pub fn check(config: &Config, has_validation: bool) -> Outcome<()> {
+    of_preferences(config)?;
     let compares = config.checkpoint.best_metric != "loss" || config.train.early_stopping_patience.is_some();
     if compares && !has_validation {
         return Err(Failure::usage(

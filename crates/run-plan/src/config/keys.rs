@@ -72,8 +72,11 @@ const fn key(
 pub const CHANGES: &[&str] = &["data", "tokenizer", "model", "base", "batch-size", "seed"];
 
 /// The values by which evaluations can be compared.
-pub const MEASURES: [&str; 15] = [
+pub const MEASURES: [&str; 18] = [
     "loss",
+    "preference_loss",
+    "rewards/accuracies",
+    "rewards/margins",
     "bleu",
     "chrf",
     "chrf++",
@@ -252,7 +255,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("checkpoint.every_minutes", Number(0.01, 1e9), NONE, "30", "minutes between checkpoints; whichever comes first"),
     key("checkpoint.keep_last", Integer(1, 1 << 20), &[], "2", "newest checkpoints to keep"),
     key("checkpoint.keep_best", Integer(0, 1 << 20), &[], "1", "checkpoints with the best checkpoint.best_metric to keep as well"),
-    key("checkpoint.best_metric", OneOf(&MEASURES), &[], "\"loss\"", "metric that ranks checkpoints: loss (lower is better) or a score of generated answers"),
+    key("checkpoint.best_metric", OneOf(&MEASURES), &[], "\"loss\"", "metric that ranks checkpoints: loss or preference_loss (lower is better), with preference.loss rewards/accuracies or rewards/margins, or a score of generated answers"),
     key("checkpoint.model", OneOf(&["final", "best"]), &[], "\"final\"", "checkpoint that becomes OUTPUT/model"),
 
     key("memory.budget", Size(1), AUTO, "\"auto\"", "memory limit of the whole process; auto: a share of the available memory"),
