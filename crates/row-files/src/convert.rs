@@ -52,6 +52,8 @@ impl BadRows {
 pub struct Conversion {
     /// Each file with its kind, and the columns of its texts. Files of one kind share it.
     pub sources: Vec<(PathBuf, Arc<Kind>, Arc<Pairing>)>,
+    /// What the columns were chosen by.
+    chosen: Chosen,
 }
 
 /// The steps that rows go through.
@@ -170,7 +172,7 @@ impl Conversion {
         let find = |is_text| sources.iter().find(|(.., pairing)| pairing.is_text() == is_text);
         match (find(true), find(false)) {
             (Some((text, ..)), Some((pairs, ..))) => Err(Error::Mixed { text: text.clone(), pairs: pairs.clone() }),
-            _ => Ok(Self { sources }),
+            _ => Ok(Self { sources, chosen: chosen.clone() }),
         }
     }
 
@@ -210,8 +212,20 @@ impl Conversion {
         let (all, mut done) = (self.bytes(), 0);
         for (path, kind, pairing) in &self.sources {
             let mut rows = Rows::open(path, kind, &pairing.columns(), true)?;
+            let mut columns = Vec::new();
             let before = counts.read;
             while let Some(read) = rows.next(&mut row)? {
+                for column in rows.take_late_columns() {
+                    if columns.is_empty() {
+                        columns.clone_from(&kind.columns);
+                    }
+                    columns.push(column.clone());
+                    // What the first rows meant would leave out what this one says.
+                    if Pairing::choose(&columns, &self.chosen).ok().as_ref() != Some(&**pairing) {
+                        let meaning = pairing.in_words();
+                        return Err(Error::LateColumn { path: path.clone(), line: row.line, column, meaning });
+                    }
+                }
                 if settings.max_rows == Some(counts.read) {
                     counts.share = share(done, rows.share_read(), file_bytes(path), all);
                     return Ok(counts);

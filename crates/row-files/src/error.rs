@@ -79,6 +79,18 @@ pub enum Error {
         /// Each meaning, with the settings that choose it.
         meanings: Vec<Meaning>,
     },
+    /// A column that would change the meaning of the rows is not in the first ones, by which it was found.
+    #[error("{}:{line}: the first row with a column `{column}`; without it rows are read as: {meaning}", path.display())]
+    LateColumn {
+        /// The file, as it was given.
+        path: PathBuf,
+        /// The row's line, from 1.
+        line: u64,
+        /// The column.
+        column: String,
+        /// The reading.
+        meaning: String,
+    },
     /// A setting about columns cannot be used.
     #[error("`data.{key}`: {reason}")]
     Setting {
@@ -241,6 +253,15 @@ impl Error {
             Self::Row(row) => row.fault.hint(),
             Self::Mixed { .. } => Some("convert them apart, or name the columns".to_owned()),
             Self::Duplicates { .. } => Some("raise `--memory-budget`, or use `--deduplicate exact`".to_owned()),
+            Self::LateColumn { path, line, column, .. } => {
+                let is_lines = path.extension().is_some_and(|extension| extension == "jsonl");
+                let command = format!("(sed -n {line}p {0}; sed {line}d {0}) > ordered.jsonl", path.display());
+                let how = if is_lines { format!(", such as by `{command}`") } else { String::new() };
+                Some(format!(
+                    "to use `{column}`, put a row with it first{how}; to leave it out, name the columns with `data.prompt_column` and \
+                     `data.response_column`"
+                ))
+            }
             Self::Setting { key, .. } if key.ends_with("template") => {
                 Some(format!("for example `data.{key}=\"{{subject}}\\n{{body}}\"`"))
             }

@@ -85,7 +85,7 @@ const CONTEXTS: [&str; 8] = ["article", "passage", "paragraph", "story", "suppor
 const OPTIONS: [&str; 3] = ["options", "choices", "endings"];
 const AN_OPTION: [&str; 6] = ["option", "choice", "ending", "sol", "distractor", "op"];
 /// Columns about a text, beside which it still stands alone.
-const ABOUT: [&str; 25] = [
+const ABOUT: [&str; 23] = [
     "id",
     "_id",
     "idx",
@@ -105,8 +105,6 @@ const ABOUT: [&str; 25] = [
     "language",
     "language_score",
     "token_count",
-    "score",
-    "int_score",
     "source",
     "license",
     "added",
@@ -289,7 +287,9 @@ impl File<'_> {
 
     /// Columns beside a text that do more than describe it.
     fn others(&self, text: &str) -> Vec<&str> {
-        let is_about = |name: &str| is_about(name) || name == "title" && self.has("url");
+        // A page of the web has a title, and a score of its quality; beside another text these can be targets.
+        let is_of_page = |name: &str| ["title", "score", "int_score"].contains(&name) && self.has("url");
+        let is_about = |name: &str| is_about(name) || is_of_page(name);
         let columns = self.columns.iter().map(String::as_str);
         columns.filter(|name| *name != text && !name.trim().is_empty() && !is_about(name)).collect()
     }
@@ -468,7 +468,12 @@ fn direction(from: &str, to: &str) -> Meaning {
 fn pairs_or_text(text: &str, others: &[&str]) -> Unpaired {
     const SHOWN: usize = 3;
     let pair = |other: &&str| Meaning {
-        words: format!("pairs: `{text}` is the source and `{other}` the target"),
+        words: match other.contains("score") {
+            true => format!(
+                "pairs: `{text}` is the source and the number in `{other}` the target, also for `task.name=regression`"
+            ),
+            false => format!("pairs: `{text}` is the source and `{other}` the target"),
+        },
         settings: vec![("prompt_column", text.to_owned()), ("response_column", (*other).to_owned())],
     };
     Unpaired::Question(others.iter().take(SHOWN).map(pair).chain([alone(text)]).collect())

@@ -4,6 +4,8 @@
 //! dotted name is a member of an object: `translation.en`. If a key occurs twice, its last value counts, as in Python's
 //! `json`. Numbers keep their digits.
 
+use std::collections::HashSet;
+
 use crate::chat;
 use crate::columns::Column;
 use crate::error::{Error, LIST, OBJECT, RowFault};
@@ -38,10 +40,30 @@ pub(crate) struct JsonRows {
     input: Input,
     layout: Layout,
     wanted: Vec<Column>,
+    late: LateColumns,
     buffer: Vec<u8>,
     /// The next line to read, from 1.
     line: u64,
     state: ArrayState,
+}
+
+/// Members of rows that the file's columns lack: those were found in its first rows.
+#[derive(Debug, Default)]
+struct LateColumns {
+    known: HashSet<String>,
+    /// The most that are known: then no more are noticed.
+    most: usize,
+    /// New since they were last taken.
+    new: Vec<String>,
+}
+
+impl LateColumns {
+    fn see(&mut self, name: &str) {
+        if self.known.len() < self.most && !self.known.contains(name) {
+            self.known.insert(name.to_owned());
+            self.new.push(name.to_owned());
+        }
+    }
 }
 
 /// The state of reading an array.
@@ -60,8 +82,18 @@ enum ArrayState {
 }
 
 impl JsonRows {
-    pub fn new(input: Input, layout: Layout, wanted: &[Column]) -> Self {
-        Self { input, layout, wanted: wanted.to_vec(), buffer: Vec::new(), line: 1, state: ArrayState::Start }
+    /// Rows of a file in whose first rows these columns were found.
+    pub fn new(input: Input, layout: Layout, wanted: &[Column], columns: &[String]) -> Self {
+        const MOST_LATE: usize = 256;
+        let late =
+            LateColumns { known: columns.iter().cloned().collect(), most: columns.len() + MOST_LATE, new: Vec::new() };
+        let state = ArrayState::Start;
+        Self { input, layout, wanted: wanted.to_vec(), late, buffer: Vec::new(), line: 1, state }
+    }
+
+    /// The columns that the rows since the last call were the first to have.
+    pub fn take_late_columns(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.late.new)
     }
 
     pub fn input(&self) -> &Input {
@@ -94,7 +126,10 @@ impl JsonRows {
         row.cells.clear();
         let Some(is_whole) = self.next_text(&mut row.line)? else { return Ok(None) };
         let read = match is_whole {
-            true => parse(&self.buffer, &self.wanted, row),
+            true => {
+                let late = &mut self.late;
+                parse_noting(&self.buffer, &self.wanted, row, &mut |name| late.see(name))
+            }
             false => Err(RowFault::TooLong(self.input.most_row_bytes())),
         };
         self.release();
@@ -298,6 +333,11 @@ impl JsonRows {
 
 /// Parses one row from its text.
 pub(crate) fn parse(text: &[u8], wanted: &[Column], row: &mut Row) -> Result<(), RowFault> {
+    parse_noting(text, wanted, row, &mut |_| {})
+}
+
+/// As [`parse`]; `seen` gets the names of the row's members.
+fn parse_noting(text: &[u8], wanted: &[Column], row: &mut Row, seen: &mut dyn FnMut(&str)) -> Result<(), RowFault> {
     let text = std::str::from_utf8(text).map_err(|_| RowFault::NotUtf8(None))?;
     row.cells.clear();
     row.cells.resize_with(wanted.len(), Cell::default);
@@ -306,7 +346,7 @@ pub(crate) fn parse(text: &[u8], wanted: &[Column], row: &mut Row) -> Result<(),
         RowFault::NotJson(format!("{} (column {column})", fault.reason))
     })?;
     match json_text::kind(value) {
-        Kind::Object => fill(value, "", wanted, &mut row.cells),
+        Kind::Object => fill(value, "", wanted, &mut row.cells, seen),
         Kind::List => Err(RowFault::NotAnObject(LIST)),
         Kind::Text => Err(RowFault::NotAnObject("a string")),
         Kind::Number => Err(RowFault::NotAnObject("a number")),
@@ -316,9 +356,16 @@ pub(crate) fn parse(text: &[u8], wanted: &[Column], row: &mut Row) -> Result<(),
 }
 
 /// Fills the cells of the wanted members of `object`, whose own path with its last dot is `within`.
-fn fill(object: &str, within: &str, wanted: &[Column], cells: &mut [Cell]) -> Result<(), RowFault> {
+fn fill(
+    object: &str,
+    within: &str,
+    wanted: &[Column],
+    cells: &mut [Cell],
+    seen: &mut dyn FnMut(&str),
+) -> Result<(), RowFault> {
     let mut outcome = Ok(());
     json_text::members(object, |name, value| {
+        seen(&name);
         for (column, cell) in wanted.iter().zip(cells.iter_mut()) {
             if outcome.is_ok() && column.name.strip_prefix(within) == Some(&*name) {
                 match cell_of(value, column) {
@@ -335,7 +382,7 @@ fn fill(object: &str, within: &str, wanted: &[Column], cells: &mut [Cell]) -> Re
                 .is_some_and(|r| r.starts_with('.'))
         };
         if outcome.is_ok() && json_text::kind(value) == Kind::Object && wanted.iter().any(below) {
-            outcome = fill(value, &format!("{within}{name}."), wanted, cells);
+            outcome = fill(value, &format!("{within}{name}."), wanted, cells, &mut |_| {});
         }
     });
     outcome

@@ -207,12 +207,14 @@ pub(crate) fn file_bytes(path: &Path) -> u64 {
 }
 
 /// Other formats, by their first bytes, with the hint for the user.
-const OTHERS: [(&[u8], &str, &str); 8] = [
+const OTHERS: [(&[u8], &str, &str); 10] = [
     (b"PK\x03\x04", "a zip archive or a spreadsheet", "unpack the archive, or save the sheet as CSV in UTF-8"),
     (b"BZh", "compressed with bzip2", "unpack it: `bunzip2 FILE`"),
     (b"\xfd7zXZ", "compressed with xz", "unpack it: `unxz FILE`"),
     (b"ARROW1", "an Arrow file", "write it as parquet: `pyarrow.parquet.write_table(table, \"rows.parquet\")`"),
     (b"SQLite format 3", "an SQLite database", "write the rows as CSV: `sqlite3 -header -csv FILE 'select ..'`"),
+    (b"\xff\xfe\0\0", "text in UTF-32", "write it in UTF-8: `iconv -f UTF-32 -t UTF-8 FILE > utf8.csv`"),
+    (b"\0\0\xfe\xff", "text in UTF-32", "write it in UTF-8: `iconv -f UTF-32 -t UTF-8 FILE > utf8.csv`"),
     (b"\xff\xfe", "text in UTF-16", "read it with `--encoding utf-16le`"),
     (b"\xfe\xff", "text in UTF-16", "read it with `--encoding utf-16be`"),
     (b"\x80\x04", "a Python pickle", "write the rows as JSONL: one `json.dumps(row)` a line"),
@@ -369,7 +371,7 @@ fn wraps_rows(text: &[u8]) -> bool {
 
 /// The keys of the first rows, in the order of their first occurrence.
 fn keys(path: &Path, layout: Layout, options: &ReadOptions) -> Result<Vec<String>, Error> {
-    let mut rows = JsonRows::new(Input::open(path, options, false)?, layout, &[]);
+    let mut rows = JsonRows::new(Input::open(path, options, false)?, layout, &[], &[]);
     let (mut keys, mut bytes, mut line): (Vec<String>, _, _) = (Vec::new(), 0, 0);
     let mut known = std::collections::HashSet::new();
     let mut first_fault = None;

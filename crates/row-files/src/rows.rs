@@ -55,7 +55,7 @@ impl Rows {
     pub fn open(path: &Path, kind: &Kind, wanted: &[Column], digest: bool) -> Result<Self, Error> {
         let reader = match kind.form {
             Form::Json(layout) => {
-                Reader::Json(JsonRows::new(Input::open(path, &kind.options, digest)?, layout, wanted))
+                Reader::Json(JsonRows::new(Input::open(path, &kind.options, digest)?, layout, wanted, &kind.columns))
             }
             Form::Delimited(delimiter) => {
                 let input = Input::open(path, &kind.options, digest)?;
@@ -105,6 +105,11 @@ impl Rows {
             true => RowError { path: self.path.clone(), line: row.line, is_row, fault },
             false => row_error(&self.path, row.line, fault, &self.options),
         }
+    }
+
+    /// The columns of JSON that the rows since the last call were the first to have, beyond those of [`Kind::columns`].
+    pub fn take_late_columns(&mut self) -> Vec<String> {
+        if let Reader::Json(rows) = &mut self.reader { rows.take_late_columns() } else { Vec::new() }
     }
 
     /// The fraction of the file that was read, between 0 and 1.

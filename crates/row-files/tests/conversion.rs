@@ -184,6 +184,25 @@ fn chats_and_instructions_become_pairs() {
 }
 
 #[test]
+fn a_column_that_first_occurs_late_is_never_left_out_without_a_word() {
+    let files = Files::new();
+    let early = "{\"instruction\": \"i\", \"output\": \"o\"}\n".repeat(3_000);
+    let late = |row: &str| files.with("late.jsonl", format!("{early}{row}\n"));
+    let error = read(&late("{\"instruction\": \"i\", \"input\": \"late\", \"output\": \"o\"}")).unwrap_err();
+    let words =
+        "late.jsonl:3001: the first row with a column `input`; without it rows are read as: prompt from `instruction`";
+    assert!(error.to_string().contains(words), "{error}");
+    assert!(error.hint().is_some_and(|hint| hint.contains("sed -n 3001p")), "{error}");
+    // Columns that the user named, and a column that says nothing, change no meaning.
+    let named =
+        Chosen { prompt: Some("instruction".to_owned()), response: Some("output".to_owned()), ..Chosen::default() };
+    let input = late("{\"instruction\": \"i\", \"input\": \"late\", \"output\": \"o\"}");
+    let (counts, _) = read_as(&[input], &Settings::default(), &named, &ReadOptions::default()).unwrap();
+    assert_eq!(counts.read, 3_001);
+    assert_eq!(read(&late("{\"instruction\": \"i\", \"note\": 1, \"output\": \"o\"}")).unwrap().len(), 3_001);
+}
+
+#[test]
 fn a_key_that_is_there_twice_counts_last_and_numbers_are_their_json() {
     check("a.jsonl", "{\"prompt\":\"x\",\"prompt\":1.0,\"response\":true}\n", &[("1.0", "true")]);
     check("a.jsonl", "{\"prompt\":12345678901234567890,\"response\":-3}\n", &[("12345678901234567890", "-3")]);

@@ -151,6 +151,7 @@ fn the_columns_of_well_known_data_sets_are_read_as_they_are_meant_or_refused() {
         ("wikipedia", "id,url,title,text", "text from `text`"),
         ("c4", "text,timestamp,url", "text from `text`"),
         ("fineweb", "text,id,dump,url,date,file_path,language,language_score,token_count", "text from `text`"),
+        ("fineweb-edu", "text,id,dump,url,language_score,token_count,score,int_score", "text from `text`"),
         ("the_pile", "text,meta", "text from `text`"),
     ] {
         println!("{data_set}");
@@ -159,6 +160,11 @@ fn the_columns_of_well_known_data_sets_are_read_as_they_are_meant_or_refused() {
     for (data_set, columns, expected) in [
         ("wmt16", "translation.de,translation.en", "from `de` to `en`; from `en` to `de`"),
         ("trec", "text,coarse_label,fine_label", "`coarse_label` the target; pairs"),
+        (
+            "ratings",
+            "text,score",
+            "the number in `score` the target, also for `task.name=regression`; pretraining on `text` alone",
+        ),
         ("winogrande", "sentence,option1,option2,answer", "no prompt"),
         ("race", "example_id,article,answer,question,options", "`article` and `options` belong to the question"),
         ("mmlu", "question,subject,choices,answer", "`choices` belongs to the question; `choices` is left out"),
