@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Runs random commands at the least budget that a refusal names, in control groups with that limit: none may be killed, none may hold more.
 
-    python3 scripts/least_budgets.py --binary target/release/train_low_mem [--seed 1] [--cases 200] [--only 7,12] [--work DIR] [--output FILE]
+    python3 scripts/least_budgets.py --program target/release/train_low_mem [--seed 1] [--cases 200] [--only 7,12] [--work DIR] [--resume FILE]
 
 The seed and the number decide a case: `train`, `eval`, `generate` or `chat`; a tokenizer of up to 250,000 pieces (unigram, byte pairs, added tokens, a
 long template); rows of up to 15 MiB as parquet, JSONL, chats, CSV or JSON, plain or compressed, split or not, in up to 100,000 files; a small
 model, an adapter, the precision of the base and of activations, beams. Each case is first refused with a budget of 1 MiB. Then it runs with the budget that
-the refusal names. Needs the memory controller of version 1, root, GNU time and pyarrow. Prints a line for each case and exits 1 if one failed.
+the refusal names. A fifth of the unigram and byte-pair tokenizers have 250,000 pieces. With `--resume` each case is a JSON line of FILE, and those of
+this seed that are there are not run again: the whole can be run in parts. Needs the memory controller of version 1, root, GNU time and pyarrow (for
+cases of parquet alone). Prints a line for each case and exits 1 if one failed.
 """
 
 import argparse
@@ -22,9 +24,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-
-import pyarrow
-import pyarrow.parquet
 
 from memory_group import Group
 
@@ -145,6 +144,7 @@ class Inputs:
         prompts = ["x y"] * 500 + ["a b " * (longest // 4)] + ["x y"] * 500
         pairs = [{"prompt": prompt, "response": "r"} for prompt in prompts]
         if form == "parquet":
+            import pyarrow.parquet
             pyarrow.parquet.write_table(pyarrow.table({"prompt": prompts, "response": ["r"] * len(prompts)}), path)
         elif form == "csv":
             path.write_text("prompt,response\n" + "".join(f'"{prompt}","r"\n' for prompt in prompts))
@@ -235,29 +235,36 @@ def run(command, budget_mib, group, environment, typed):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "target" / "release" / "train_low_mem")
+    parser.add_argument("--program", "--binary", type=pathlib.Path, default=ROOT / "target" / "release" / "train_low_mem")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--only", type=lambda text: {int(number) for number in text.split(",")})
     parser.add_argument("--work", type=pathlib.Path, help="keeps the inputs there [default: a temporary directory]")
-    parser.add_argument("--output", type=pathlib.Path, help="appends a JSON line for each case")
+    parser.add_argument("--resume", "--output", type=pathlib.Path, help="appends a JSON line for each case, and leaves out those that have one")
     flags = parser.parse_args()
+    done = {}
+    if flags.resume and flags.resume.exists():
+        lines = map(json.loads, flags.resume.read_text().splitlines())
+        done = {line["case"]: line["result"] for line in lines if line["seed"] == flags.seed}
     with tempfile.TemporaryDirectory(prefix="least-budgets-") as temporary:
         work = (flags.work or pathlib.Path(temporary)).resolve()
         work.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "XDG_CACHE_HOME": str(work / "cache"), "LOW_MEM_T5_PRICES": "built-in", "TMPDIR": str(work)}
-        inputs = Inputs(work, flags.binary.resolve(), environment)
+        inputs = Inputs(work, flags.program.resolve(), environment)
         counts = {"kept": 0, "killed": 0, "above": 0, "failed": 0}
         for number in range(flags.cases):
             if flags.only and number not in flags.only:
+                continue
+            if number in done:
+                counts[done[number]] += 1
                 continue
             said, command, typed = case(random.Random(f"{flags.seed}-{number}"), inputs)
             result = one(said, command, typed, environment, work)
             counts[result["result"]] += 1
             print(f"{number:3} {result['result']:6} {result.get('budget_mib', 0):5} MiB, peak {result.get('peak_mib', 0):7.1f}, predicted {result.get('predicted', '')}: {said}"
                 + ("" if result["result"] == "kept" else f"\n    {result.get('text', '')}"), flush=True)
-            if flags.output:
-                with flags.output.open("a") as file:
+            if flags.resume:
+                with flags.resume.open("a") as file:
                     file.write(json.dumps({"case": number, "seed": flags.seed, "said": said, **result}) + "\n")
         print(", ".join(f"{count} {name}" for name, count in counts.items()))
         sys.exit(counts["killed"] + counts["above"] + counts["failed"] > 0)
