@@ -153,7 +153,7 @@ fn settings_that_change_nothing_are_passed_over_and_others_are_refused_by_name()
         ("a_key_of_tomorrow", json!(0), "0"),
         ("peft_type", json!("LOHA"), "\"LOHA\""),
         ("peft_type", json!(null), "null"),
-        ("task_type", json!("SEQ_CLS"), "\"SEQ_CLS\""),
+        ("task_type", json!("CAUSAL_LM"), "\"CAUSAL_LM\""),
         ("bias", json!("some"), "\"some\""),
         ("fan_in_fan_out", json!(true), "true"),
         ("lora_bias", json!(true), "true"),

@@ -114,7 +114,7 @@ impl AdapterConfig {
             return Err(file.error("layers_to_transform", "null where `target_modules` is no list"));
         }
         Ok(AdapterConfig {
-            task: file.get("task_type").and_then(Value::as_str).map(String::from),
+            task: head::named_task(&raw),
             base_model: file.get("base_model_name_or_path").and_then(Value::as_str).map(String::from),
             rank: file.get("r").map_or(Ok(8), |value| file.rank("r", value))?,
             alpha: file.get("lora_alpha").map_or(Ok(8.0), |value| file.number("lora_alpha", value))?,

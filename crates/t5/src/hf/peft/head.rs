@@ -25,9 +25,18 @@ pub(super) fn is_task(task: &str) -> bool {
     TASKS.iter().any(|(known, _)| *known == task)
 }
 
-/// The task of a model with this head.
-pub(super) fn task(head: &Head) -> &'static str {
-    TASKS.iter().find(|(_, of)| of.module() == head.module()).map_or("SEQ_2_SEQ_LM", |(task, _)| task)
+/// The task in the settings of a model with this head. Text to text has none: PEFT 0.21's class for it calls a method that transformers 5.24
+/// has renamed, and so does not load there.
+pub(super) fn task(head: &Head) -> Option<&'static str> {
+    let mut tasks = TASKS.iter().filter(|_| !head.is_language());
+    tasks.find(|(_, of)| of.module() == head.module()).map(|(task, _)| *task)
+}
+
+/// The task that settings name, or else the class of the model in them.
+pub(super) fn named_task(settings: &Map<String, Value>) -> Option<String> {
+    let class = || settings.get("auto_mapping")?.get("base_model_class")?.as_str();
+    let of_class = || class()?.ends_with("ForConditionalGeneration").then_some(TASKS[0].0);
+    settings.get("task_type").and_then(Value::as_str).or_else(of_class).map(str::to_owned)
 }
 
 /// The modules that PEFT itself adds to `modules_to_save` for classifiers of any model, whether or not there are such.

@@ -61,6 +61,15 @@ pub fn save_with<E: From<Error>>(
     file(CARD_FILE, &|sink| sink.write_all(card.as_bytes()).map_err(Error::io(&directory.join(CARD_FILE))))
 }
 
+/// What PEFT writes in place of a task: the class of the model and its module.
+fn auto_mapping(model: &Config) -> Value {
+    let family = model.family.model_type();
+    json!({
+        "base_model_class": model.head.architecture(model.family),
+        "parent_library": format!("transformers.models.{family}.modeling_{family}"),
+    })
+}
+
 /// The contents of `adapter_config.json`, keys sorted as PEFT sorts them.
 fn settings(model: &Config, lora: &Lora, base: Option<&str>) -> Value {
     let mut entries = vec![
@@ -74,8 +83,8 @@ fn settings(model: &Config, lora: &Lora, base: Option<&str>) -> Value {
         ("peft_version", json!(PEFT_VERSION)),
         ("r", json!(lora.rank)),
         ("target_modules", json!(targets(model, lora))),
-        // PEFT 0.21's class for text to text calls a method that transformers 5.24, which has these models, has renamed.
-        ("task_type", json!(Some(head::task(&model.head)).filter(|_| !model.family.is_gemma()))),
+        ("auto_mapping", head::task(&model.head).map_or_else(|| json!(auto_mapping(model)), |_| Value::Null)),
+        ("task_type", json!(head::task(&model.head))),
         ("use_dora", json!(lora.dora)),
         ("use_rslora", json!(lora.rslora)),
     ];
