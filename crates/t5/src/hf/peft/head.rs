@@ -28,8 +28,8 @@ pub(super) fn is_task(task: &str) -> bool {
 /// The task in the settings of a model with this head. Text to text has none: PEFT 0.21's class for it calls a method that transformers 5.24
 /// has renamed, and so does not load there.
 pub(super) fn task(head: &Head) -> Option<&'static str> {
-    let mut tasks = TASKS.iter().filter(|_| !head.is_language());
-    tasks.find(|(_, of)| of.module() == head.module()).map(|(task, _)| *task)
+    let mut tasks = TASKS.into_iter().filter(|_| !head.is_language());
+    tasks.find(|(_, of)| of.module() == head.module()).map(|(task, _)| task)
 }
 
 /// The task that settings name, or else the class of the model in them.
