@@ -58,7 +58,7 @@ fn a_proof_holds_and_its_page_has_the_machine_the_version_and_the_numbers() {
     }
     // Its runs are runs like any other.
     assert_eq!(scene.events("proof/ample", "step").len(), 2);
-    let again = scene.run(&["proof"]).expect_code(2);
+    let again = scene.run(&["proof", "--output", "proof"]).expect_code(2);
     again.expect_words(&["proof: expected an empty directory", "hint: remove an earlier proof"]);
 }
 

@@ -63,7 +63,7 @@ fn bytes(name: &str) -> u64 {
 }
 
 #[test]
-fn a_thread_takes_what_is_stated_beside_the_blocks_that_it_is_given_and_at_least_half() {
+fn a_thread_takes_what_is_stated_beside_the_blocks_that_it_is_given_and_at_least_a_third() {
     if !Path::new("/proc/self/clear_refs").exists() {
         return;
     }
@@ -93,6 +93,6 @@ fn a_thread_takes_what_is_stated_beside_the_blocks_that_it_is_given_and_at_least
         let (held, given) = (bytes("VmHWM:") - before, heap::peak_live());
         let beside = held.saturating_sub(given);
         assert!(beside <= of_thread, "{tokenizer:?}: {beside} bytes beside {given} in blocks, {of_thread} stated");
-        assert!(beside >= of_thread / 2, "{tokenizer:?}: {beside} bytes beside {given} in blocks, {of_thread} stated");
+        assert!(beside >= of_thread / 3, "{tokenizer:?}: {beside} bytes beside {given} in blocks, {of_thread} stated");
     }
 }

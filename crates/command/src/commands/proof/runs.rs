@@ -1,5 +1,6 @@
 //! The runs of a proof: how they are started, watched, killed and read.
 
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -130,6 +131,8 @@ pub struct Lab<'a> {
     place: PathBuf,
     pub steps: u64,
     pub seed: u64,
+    /// The settings that decide in which order sums are made, for the runs whose bytes are compared.
+    order: OnceCell<Vec<String>>,
     stop: &'a Stop,
 }
 
@@ -149,7 +152,7 @@ impl<'a> Lab<'a> {
         assets::place_all(&place)?;
         durable_files::write_atomic(&place.join("shape.json"), SHAPE.as_bytes())?;
         let seed = flags.seed.unwrap_or_else(random_seed);
-        Ok(Self { program, place, steps: flags.steps, seed, stop })
+        Ok(Self { program, place, steps: flags.steps, seed, order: OnceCell::new(), stop })
     }
 
     /// The directory of a run.
@@ -175,6 +178,20 @@ impl<'a> Lab<'a> {
     /// A hard limit around the processes of a run.
     pub fn enclosure(&self, budget: Bytes, name: Names) -> Enclosure {
         Enclosure::new(budget + PAGES, name.directory())
+    }
+
+    /// Has the runs at this budget sum in one order. Each run plans for itself, from the memory that it has taken until then, which differs by
+    /// some pages from run to run: at the border between two plans it would take the other one. A MiB is left for that.
+    pub fn keep_order(&self, budget: Bytes) -> Outcome<()> {
+        let less = Bytes(budget.0.saturating_sub(1 << 20));
+        let plan = self.planned(Names::Quarter, less, &self.enclosure(budget, Names::Quarter))?;
+        let accumulation = if plan["layer_major"].is_null() { "micro-batch-major" } else { "layer-major" };
+        let order = [
+            format!("memory.micro_batch_samples={}", plan["micro_batch_samples"]),
+            format!("memory.loss_chunk_rows={}", plan["loss_chunk_rows"]),
+            format!("memory.accumulation={accumulation}"),
+        ];
+        self.order.set(order.into()).map_err(|_| Failure::internal("proof: an order of sums was chosen before"))
     }
 
     /// The bytes of the least budget that allows the fastest plan.
@@ -226,6 +243,9 @@ impl<'a> Lab<'a> {
         }
         flag("set", format!("checkpoint.every_steps={}", self.save_every()));
         SETTINGS.iter().for_each(|setting| flag("set", (*setting).to_owned()));
+        if let (Names::Quarter | Names::Killed | Names::Resumed, Some(order)) = (name, self.order.get()) {
+            order.iter().for_each(|setting| flag("set", setting.clone()));
+        }
         if name == Names::Resumed {
             arguments.push("--keep-training".into());
         }
