@@ -55,9 +55,9 @@ pub struct Batch {
     pub sources: Vec<Vec<u32>>,
     /// Target ids, with the end-of-sequence id, without padding.
     pub targets: Vec<Vec<u32>>,
-    /// The targets that were not chosen, as `targets`. Empty unless the objective is [`Objective::Preference`].
+    /// The targets that were not chosen, as `targets`. Empty unless the objective is [`crate::Objective::Preference`].
     pub rejected: Vec<Vec<u32>>,
-    /// Whether each target is desirable. Empty unless the objective is [`Objective::Labelled`].
+    /// Whether each target is desirable. Empty unless the objective is [`crate::Objective::Labelled`].
     pub labels: Vec<bool>,
     /// The text of each sample's target column, cut to [`KEPT_TEXT_BYTES`]. Empty unless [`LoaderOptions::keep_texts`] is
     /// set.

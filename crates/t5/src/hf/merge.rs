@@ -32,7 +32,7 @@ pub struct MergedAdapter {
 /// it. Without a `dtype` each weight keeps its stored dtype.
 ///
 /// # Errors
-/// As [`StoredModel::below`]; [`Error::AdapterTensor`] for merged weights that are not finite.
+/// The model's directory lacks what the adapter is beside; [`Error::AdapterTensor`] for merged weights that are not finite.
 pub fn merge_adapter_with<E: From<Error>>(
     base: &Path,
     adapter: &Path,
