@@ -106,7 +106,7 @@ def make_model(folder):
     perturb(model, generator)
     model.save_pretrained(folder / "model")
     tokenizer.save(str(folder / "model" / "tokenizer.json"))
-    adapted = get_peft_model(model, LoraConfig(task_type="SEQ_2_SEQ_LM", target_modules=["q", "v", "wo"], r=4))
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q", "v", "wo"], r=4))
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:  # PEFT begins with zeros, beside which the reference is the model itself
             parameter.data.normal_(std=0.05, generator=generator)
