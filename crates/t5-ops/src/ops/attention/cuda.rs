@@ -10,7 +10,7 @@ use cuda_device::launch::{
 
 use super::{Attended, Attention, Mask, Sizes};
 use crate::ops::decoding::Position;
-use crate::ops::dropout::cuda::{Mask, samples};
+use crate::ops::dropout::cuda::{self as dropout, samples};
 use crate::ops::dropout::{Dropout, active};
 
 /// Threads of a block.
@@ -217,7 +217,7 @@ impl<'a> Lists<'a> {
     }
 
     fn of_kernel<'k>(&self, kernel: Kernel<'k>) -> Result<Kernel<'k>> {
-        kernel.tensor(&self.lengths)?.value(Mask::of(self.dropout)).tensor_or_null(self.samples.as_ref())
+        kernel.tensor(&self.lengths)?.value(dropout::Mask::of(self.dropout)).tensor_or_null(self.samples.as_ref())
     }
 }
 
