@@ -256,11 +256,12 @@ fn attention_is_that_of_the_cpu() {
                     let bias = make.tensor(&[heads, t + s - 1], F32);
                     let dbias = make.tensor(&[heads, t + s - 1], F32);
                     let bias = has_bias.then_some(&bias);
+                    let lengths = [s, 20];
                     let a = Attention {
                         bias,
                         mask: Mask::causal_if(causal),
                         dropout: drop,
-                        ..Attention::new(heads, &[s, 20])
+                        ..Attention::new(heads, &lengths)
                     };
                     let (out, lse) = t5_ops::attention(&q, &k, &v, &a)?;
                     let of = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
@@ -489,7 +490,8 @@ fn what_generation_reads_and_copies_is_that_of_the_cpu() {
             // One position of the bias of all positions, by its number and by its place on the card.
             let bias = make.tensor(&[2, 11], F32);
             let of_cache = Attention { bias: Some(&bias), ..Attention::new(2, &[]) };
-            let attended = |position| Ok(t5_ops::attention_at(&keys, [&cache, &other], &of_cache, position)?.0);
+            let attended =
+                |position| t5_ops::attention_at(&keys, [&cache, &other], &of_cache, position).map(|(out, _)| out);
             let scores = t5_ops::scores(&logits, true)?;
             let largest = t5_ops::largest(&logits)?;
             t5_ops::copy_rows(&cache, &[(0, 3), (2, 1)], 4)?;

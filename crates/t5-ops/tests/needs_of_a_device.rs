@@ -145,7 +145,8 @@ fn largest_heads(card: &Card) {
     let (b, t, heads, head_size) = (2, 40, 1, MAX_HEAD_ON_DEVICE);
     let [q, k, v, dout] = [0; 4].map(|_| card.tensor(&[b, t, heads * head_size], F32));
     let [bias, dbias] = [0; 2].map(|_| card.tensor(&[heads, 2 * t - 1], F32));
-    let settings = Attention { bias: Some(&bias), mask: Mask::CAUSAL, ..Attention::new(heads, &[t, 33]) };
+    let lengths = [t, 33];
+    let settings = Attention { bias: Some(&bias), mask: Mask::CAUSAL, ..Attention::new(heads, &lengths) };
     let sizes = settings.sizes_of((b, t, heads * head_size), t);
     let (out, lse) = attention(&q, &k, &v, &settings).unwrap();
     let of = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
