@@ -18,6 +18,8 @@ const REPORT: &str = "report SHARED/run --output SHARED/x.html";
 const EVAL: &str = "eval --model MODEL --data ROWS --samples 2 --generate-samples 0 --predictions SHARED/p.jsonl";
 const SERVE: &str = "serve MODEL --listen 127.0.0.1:0 --access-log SHARED/log";
 const EMBED: &str = "embed --model MODEL --input ROWS --text-column prompt --output SHARED/v.npy";
+const SCORE: &str =
+    "score --model MODEL --pairs ROWS --template {prompt}{response} --answers a,b --output SHARED/s.jsonl";
 /// A step whose weights are in files.
 const BENCH: &str = "bench --model tiny --batch 1 --source-tokens 4 --target-tokens 4 --steps 1 --offload SHARED";
 /// Commands that use no file of this machine.
@@ -254,6 +256,7 @@ fn read() -> Vec<Attack> {
         )
         .refused(link),
         Attack::new("embed: texts", rows, EMBED.replace("ROWS", "SHARED/rows.jsonl")).refused(link),
+        Attack::new("score: pairs", rows, SCORE.replace("ROWS", "SHARED/rows.jsonl")).refused(link),
         Attack::new(
             "trim-vocab: rows",
             rows,
@@ -306,6 +309,7 @@ fn read() -> Vec<Attack> {
             "serve SHARED/m --listen 127.0.0.1:0",
             "chat SHARED/m --max-new-tokens 2",
             "embed --model SHARED/m --input ROWS --text-column prompt --output SHARED/v.npy",
+            "score --model SHARED/m --pairs ROWS --template {prompt}{response} --answers a,b",
             "average SHARED/m MODEL --output SHARED/x",
             "trim-vocab --model SHARED/m --keep-used ROWS --output SHARED/x",
             "add-tokens --model SHARED/m --tokens abc --output SHARED/x",
@@ -330,6 +334,11 @@ fn written() -> Vec<Attack> {
         Attack::new("convert: a link on the way", "ln -s VICTIM way", "convert ROWS --output SHARED/way/new")
             .refused(link),
         Attack::new("report: links and pipes", named("x.html"), REPORT),
+        Attack::new("proof: a link", "ln -s VICTIM way", "proof --steps 2 --output SHARED/way").refused(link),
+        Attack::new("proof: a link on the way", "ln -s VICTIM way", "proof --steps 2 --output SHARED/way/new")
+            .refused(link),
+        Attack::new("proof: a pipe for the page", "mkdir -m 777 way; mkfifo way/proof.md", "proof --output SHARED/way")
+            .refused("expected an empty directory"),
         Attack::new("jobs add: a link on the way", "ln -s VICTIM way", "jobs add SHARED/way/new --output x")
             .refused(link),
         Attack::new("jobs run: a link for the log", "ln -s VICTIM/precious run.log", "jobs run LIST"),
@@ -347,6 +356,7 @@ fn written() -> Vec<Attack> {
         ("convert-base --model MODEL --precision nf4 --force --output SHARED/x", "x"),
         ("train-tokenizer --input ROWS --vocab-size 400 --force --output SHARED/x", "x"),
         (EMBED, "v.npy"),
+        (SCORE, "s.jsonl"),
         ("average MODEL MODEL --force --output SHARED/x", "x"),
         ("trim-vocab --model MODEL --keep-used ROWS --force --output SHARED/x", "x"),
         ("add-tokens --model MODEL --tokens abc --force --output SHARED/x", "x"),
