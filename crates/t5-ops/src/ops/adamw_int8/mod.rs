@@ -76,6 +76,10 @@ impl AdamwInt8Update<'_> {
         let (shape, blocks) = (self.param.dims(), moment_blocks(self.param.elem_count()));
         check_accumulator("adamw_int8", "param", self.param, shape)?;
         check_shape("adamw_int8", "grad", self.grad, shape)?;
+        // Copies of a card's tensors would share nothing.
+        if std::ptr::eq(&*self.param.storage_and_layout().0, &*self.grad.storage_and_layout().0) {
+            bail!("adamw_int8: the parameter and its gradient share memory")
+        }
         for moment in self.moments {
             check_accumulator("adamw_int8", "codes", moment.codes, shape)?;
             check_accumulator("adamw_int8", "largest", moment.largest, &[blocks])?;
