@@ -93,6 +93,62 @@ fn prompts_come_from_rows_and_flags_that_contradict_each_other_are_refused() {
 }
 
 #[test]
+fn a_file_of_answers_is_the_same_after_a_kill_and_holds_all_of_them_or_the_best() {
+    let scene = trained();
+    let row = |i: usize| format!("{{\"prompt\":\"after {i}\",\"response\":\"{}\"}}\n", i + 1);
+    scene.write("rows.jsonl", (0..40).map(row).collect::<String>());
+    let usual = ["generate", "--model", "run/model", "--max-new-tokens", "6", "--input", "rows.jsonl"];
+    let drawn = ["--answers", "3", "--temperature", "1.5", "--seed", "4", "--batch-samples", "3"];
+    let usual = [&usual[..], &drawn].concat().into_iter().map(str::to_owned).collect::<Vec<_>>();
+    let generate =
+        |more: &[&str]| usual.iter().cloned().chain(more.iter().map(ToString::to_string)).collect::<Vec<_>>();
+    scene.run(&generate(&["--output", "all.jsonl"])).expect_code(0);
+    let rows = |name: &str| -> Vec<Value> {
+        scene.text(name).lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    };
+    let all = rows("all.jsonl");
+    assert_eq!(all.len(), 120);
+    assert!(all.iter().all(|row| row["score"].as_f64().is_some_and(|score| score < 0.0)));
+    // The best by likelihood, or by the score beside the response.
+    scene.run(&generate(&["--output", "likeliest.jsonl", "--best-of", "log-probability"])).expect_code(0);
+    scene.run(&generate(&["--output", "best.jsonl", "--best-of", "chrf"])).expect_code(0);
+    let (likeliest, best) = (rows("likeliest.jsonl"), rows("best.jsonl"));
+    let score = |row: &Value| row["score"].as_f64().expect("a score");
+    for (number, answers) in all.chunks(3).enumerate() {
+        assert!(answers.contains(&likeliest[number]), "{number}");
+        assert!(answers.iter().all(|answer| score(answer) <= score(&likeliest[number])));
+        let texts: Vec<&Value> = answers.iter().map(|answer| &answer["response"]).collect();
+        assert!(texts.contains(&&best[number]["response"]) && best[number]["chrf"].is_f64(), "{number}");
+    }
+    let other = ["--best-of", "chrf", "--response-column", "prompt", "--output", "other.jsonl"];
+    scene.run(&generate(&other)).expect_code(0);
+    assert!(rows("other.jsonl").iter().zip(&best).any(|(other, best)| other["chrf"] != best["chrf"]));
+    // A killed command left whole batches, and a part of a row.
+    let whole = scene.read("all.jsonl");
+    let command = generate(&["--output", "again.jsonl"]);
+    let running = scene.start(&command);
+    let partial =
+        || scene.names(".").into_iter().find(|name| name.starts_with("again.jsonl.") && name.ends_with(".partial"));
+    let has_rows = || partial().is_some_and(|name| scene.read(&name).len() > 200);
+    (0..5000).take_while(|_| !has_rows()).for_each(|_| std::thread::sleep(std::time::Duration::from_millis(2)));
+    running.kill();
+    if let Some(name) = partial() {
+        let mut left = scene.read(&name);
+        left.truncate(left.len() - 7);
+        std::fs::write(scene.path(&name), &left).expect("a file");
+        scene.run(&command).expect_code(0).expect_words(&["goes on behind"]);
+    }
+    assert_eq!(scene.read("again.jsonl"), whole);
+    assert_eq!(partial(), None);
+    // Its rows are those of a task.
+    let task = "data.tasks=[{ name = \"own\", train = \"rows.jsonl\" }, { name = \"taught\", train = \"best.jsonl\", weight = 2.0 }]";
+    let mixed = ["--set", task, "--set", "model.init_from=run/model", "--set", "data.train=[]", "--output", "mixed"];
+    scene.run(&short(&mixed)).expect_code(0).expect_words(&["taught"]);
+    scene.run(&generate(&["--best-of", "chrf"])).expect_code(2);
+    scene.run(&generate(&["--output", "x.jsonl", "--best-of", "bleu"])).expect_code(2).expect_words(&["chrf"]);
+}
+
+#[test]
 fn predictions_hold_each_row_with_its_scores_and_their_mean_is_the_report_s() {
     let scene = trained();
     let rows = repository().join("data/sample-validation.parquet").display().to_string();

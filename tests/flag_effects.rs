@@ -151,7 +151,7 @@ const ELSEWHERE: &[(&str, &[&str], &str)] = &[
     ("eval", &["--threads"], "tests/flags.rs"),
     ("eval", &["--max-new-tokens", "--sample", "--min-new-tokens", "--keep-special-tokens"], "docs/generation.md"),
     ("generate", &["--threads"], "tests/flags.rs"),
-    ("generate", &["--num-beams", "--max-new-tokens", "--stop", "--stream"], "tests/answers.rs"),
+    ("generate", &["--num-beams", "--max-new-tokens", "--stop", "--stream", "--output", "--best-of", "--response-column"], "tests/answers.rs"),
     ("generate", &["--sample", "--top-k", "--top-p", "--repetition-penalty", "--no-repeat-ngram", "--min-new-tokens", "--keep-special-tokens"], "docs/generation.md"),
     ("inspect", &["--threads"], "tests/flags.rs"),
     ("convert", &["--output", "--clean", "--deduplicate", "--bad-rows", "--force"], "tests/convert.rs"),

@@ -2,6 +2,7 @@
 //!
 //! * [`Directory`]: an open directory, in which names are used through its descriptor. Everything else here is built on it.
 //! * [`write_atomic`], [`AtomicFile`], [`NewDirectory`], [`NamedFiles`]: a file or a directory appears whole, and survives a power cut.
+//! * [`GrowingFile`]: a file that a killed command goes on with, until it is whole.
 //! * [`remove_leftovers`]: the removal of unfinished files that a killed process left, known by their names.
 //! * [`Scratch`]: a directory that goes with its owner. [`RunLock`]: one writer per output directory.
 //!
@@ -12,6 +13,7 @@ mod atomic;
 mod directories;
 mod directory;
 mod error;
+mod growing_file;
 mod identity;
 mod leftovers;
 mod locks;
@@ -27,6 +29,7 @@ pub use atomic::{AtomicFile, write_atomic};
 pub use directories::create_directories;
 pub use directory::{Directory, append};
 pub use error::{Error, Result, is_full};
+pub use growing_file::GrowingFile;
 pub use identity::Identity;
 pub use leftovers::{Leftover, Others, foreign_names, remove_leftovers};
 pub use locks::lock_within;

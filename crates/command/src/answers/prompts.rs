@@ -122,6 +122,30 @@ pub fn prompts(inputs: Inputs<'_>, limits: Limits) -> Outcome<Box<dyn Iterator<I
     })
 }
 
+/// The prompts with the texts of a column beside each, where a row has one. A file without the column, and prompts of the command line, have
+/// none.
+pub fn with_references<'a>(
+    inputs: Inputs<'a>,
+    column: &str,
+    limits: Limits,
+) -> Outcome<Box<dyn Iterator<Item = Outcome<(String, Option<String>)>> + 'a>> {
+    let columns = match inputs.file.filter(|input| is_data(input)) {
+        Some(input) => Kind::detect(input, &inputs.text.options().within(limits.bytes, 0, 0))?.columns,
+        None => Vec::new(),
+    };
+    let (Some(input), true) = (inputs.file, columns.iter().any(|known| known == column)) else {
+        return Ok(Box::new(prompts(inputs, limits)?.map(|prompt| Ok((prompt?, None)))));
+    };
+    let templates = vec![inputs.source.template(&columns), Template::of_column(column)];
+    let rows = cells_of(input, inputs, Some(templates), limits, 1)?;
+    let rows = rows.map(|row| {
+        let mut texts = row?;
+        let reference = texts.pop().filter(|text| !text.trim().is_empty());
+        Ok((texts.swap_remove(0), reference))
+    });
+    Ok(Box::new(inputs.typed.iter().map(|prompt| Ok((prompt.clone(), None))).chain(rows)))
+}
+
 /// Whether a file has rows, by its name. Other files are text.
 fn is_data(input: &Path) -> bool {
     row_files::extension(input).is_some_and(|extension| row_files::FILE_EXTENSIONS.contains(&extension.as_str()))
@@ -150,7 +174,7 @@ fn rows<'a>(
     inputs: Inputs<'a>,
     limits: Limits,
 ) -> Outcome<impl Iterator<Item = Outcome<String>> + 'a> {
-    let rows = cells_of(input, inputs, None, limits)?;
+    let rows = cells_of(input, inputs, None, limits, 1)?;
     Ok(rows.map(|row| Ok(row?.swap_remove(0))))
 }
 
@@ -162,7 +186,9 @@ pub fn cells<'a>(
 ) -> Outcome<impl Iterator<Item = Outcome<Vec<String>>> + use<'a>> {
     match inputs.file {
         Some(input) if is_data(input) => {
-            cells_of(input, inputs, Some(columns.iter().map(|column| Template::of_column(column)).collect()), limits)
+            let templates: Vec<Template> = columns.iter().map(|column| Template::of_column(column)).collect();
+            let needed = templates.len();
+            cells_of(input, inputs, Some(templates), limits, needed)
         }
         input => {
             let shown = input.map(|input| input.display().to_string()).unwrap_or_default();
@@ -172,12 +198,14 @@ pub fn cells<'a>(
     }
 }
 
-/// The texts of these templates, or of the one of the prompts. A row without a text ends the answers, because each answer belongs to a row.
+/// The texts of these templates, or of the one of the prompts. A row without a text of the first `needed` ends the answers, because each
+/// answer belongs to a row.
 fn cells_of<'a>(
     input: &'a Path,
     inputs: Inputs<'a>,
     templates: Option<Vec<Template>>,
     limits: Limits,
+    needed: usize,
 ) -> Outcome<impl Iterator<Item = Outcome<Vec<String>>> + use<'a>> {
     let kind = Kind::detect(input, &inputs.text.options().within(limits.bytes, 0, 0))?;
     let templates = match templates {
@@ -206,7 +234,7 @@ fn cells_of<'a>(
         })),
         Ok(Some(Err(error))) => Some(Err(of_row(&error))),
         Ok(Some(Ok(()))) => {
-            let text = |template: &Template| {
+            let text = |(number, template): (usize, &Template)| {
                 let cell = |name: &str| {
                     let at = names.iter().position(|known| known == name)?;
                     row.cells.get(at).and_then(row_files::Cell::text)
@@ -221,13 +249,14 @@ fn cells_of<'a>(
                         Err(too_long(format!("{}: a prompt has {got}, expected at most {MOST}", input.display())))
                     }
                     Some(text) => Ok(text),
+                    None if number >= needed => Ok(String::new()),
                     None => {
                         let column = template.columns().next().unwrap_or_default().to_owned();
                         Err(of_row(&rows.error(&row, RowFault::Null(column))))
                     }
                 }
             };
-            Some(templates.iter().map(text).collect())
+            Some(templates.iter().enumerate().map(text).collect())
         }
     }))
 }

@@ -16,6 +16,10 @@ use crate::failure::{Failure, Outcome};
 use crate::model::model_directory;
 use crate::screen::report;
 
+/// The scores of `--best-of`.
+pub const BEST_OF: [&str; 8] =
+    ["log-probability", "chrf", "chrf++", "rouge1", "rouge2", "rougeL", "rougeLsum", "exact-match"];
+
 /// Flags that say where weights lie.
 #[derive(Args, Debug)]
 pub struct WeightFlags {
@@ -299,8 +303,18 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
     /// Answers to each prompt, of beams or drawn
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, visible_alias = "answers", value_name = "N", default_value_t = 1)]
     pub num_return_sequences: usize,
+    /// Write a row of JSON for each answer to this file: {"prompt":..,"response":..,"score":..}. The same command goes on
+    /// with what a killed one has written
+    #[arg(long, value_name = "FILE", requires = "input", conflicts_with_all = ["json", "stream"])]
+    pub output: Option<PathBuf>,
+    /// With --output: keep the best answer to each prompt, by its score beside the row's response, or by log-probability
+    #[arg(long, value_name = "SCORE", requires = "output", value_parser = clap::builder::PossibleValuesParser::new(BEST_OF))]
+    pub best_of: Option<String>,
+    /// Column of the rows' own responses, for --best-of [default: that of the model's run, or response]
+    #[arg(long, value_name = "NAME", requires = "best_of")]
+    pub response_column: Option<String>,
     /// Print an answer as it is made, one prompt at a time
     #[arg(long, conflicts_with_all = ["json", "num_beams", "num_return_sequences"])]
     pub stream: bool,

@@ -1,5 +1,6 @@
 //! `train_low_mem generate`: answers of a model, by greedy decoding, beam search or sampling.
 
+mod answer_file;
 mod stream;
 
 use std::cell::{Cell, RefCell};
@@ -25,6 +26,7 @@ use crate::machine::stages::{self, Stages};
 use crate::model::model_directory;
 use crate::model::model_directory::Adapted;
 use crate::screen::report;
+use answer_file::{AnswerFile, Answered, Best};
 use stream::Streamed;
 
 /// The longest answer, unless a flag or the model gives a limit.
@@ -72,6 +74,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let samples = prompts.map_or(most, |prompts| most.min(prompts.max(1)));
     let typed: Vec<String> = flags.prompts.iter().chain(&flags.prompt).cloned().collect();
     let (given, of_run) = (flags.source()?, flags.input.as_ref().and_then(|_| source_of_run(flags, model)));
+    let response = response_column(flags, model);
     let source = Source {
         flags: "--prompt-column` or `--source-template",
         given: given.as_ref(),
@@ -87,9 +90,28 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
         return report::result(&planned.bill());
     }
     let (model, plan) = (planned.load()?, &planned.plan);
-    let mut answering =
-        Answering { model: &model, tokenizer: &tokenizer, flags, options: decoding, answered: 0, cut: Vec::new() };
-    answering.all(plan.step.evaluation_samples, inputs, limits)?;
+    let depends_on = || (decoding, plan.step.evaluation_samples, flags.max_source_tokens, &flags.stop, flags.precision);
+    let file = flags.output.as_deref().map(|path| {
+        let weights = t5::weight_files(&directory)?;
+        let of_adapter = adapter.iter().map(|adapter| adapter.join("adapter_model.safetensors"));
+        let files: Vec<_> = weights.into_iter().chain(of_adapter).chain(flags.input.clone()).collect();
+        let best = flags.best_of.as_deref().map(Best::of_name);
+        AnswerFile::open(path, (&format!("{:?}", depends_on()), &files), (best, flags.num_return_sequences))
+    });
+    let file = file.transpose()?;
+    if let Some(file) = file.as_ref().filter(|file| file.done() > 0) {
+        report::note(&format!("{}: goes on behind {}", file.path().display(), plural(file.done(), "prompt")));
+    }
+    let mut answering = Answering {
+        model: &model,
+        tokenizer: &tokenizer,
+        flags,
+        options: decoding,
+        answered: 0,
+        cut: Vec::new(),
+        file,
+    };
+    answering.all(plan.step.evaluation_samples, (inputs, &response), limits)?;
     if let Some(first) = answering.cut.first() {
         let (cut, all) = (counted(answering.cut.len() as u64), plural(answering.answered, "prompt"));
         report::note(&format!(
@@ -112,6 +134,15 @@ fn source_of_run(flags: &GenerateArgs, model: &Path) -> Option<Template> {
     template.or_else(|| values.text("data.prompt_column").map(|column| Template::of_column(&column)))
 }
 
+/// The column of the rows' own responses.
+fn response_column(flags: &GenerateArgs, model: &Path) -> String {
+    let of_run = || {
+        let (_, values) = run_dir::values_of(flags.adapter.as_deref().into_iter().chain([model]))?.ok()?;
+        values.text("data.response_column")
+    };
+    flags.response_column.clone().or_else(of_run).unwrap_or_else(|| "response".to_owned())
+}
+
 /// The options of answers: the flags override the model's own defaults.
 fn decoding(flags: &GenerateArgs, values: &Values, most: Option<usize>) -> GenerateOptions {
     let activations: DType = trainer::Precision::from(flags.precision).activations();
@@ -119,7 +150,7 @@ fn decoding(flags: &GenerateArgs, values: &Values, most: Option<usize>) -> Gener
         max_new_tokens: flags.max_new_tokens.or(most).unwrap_or(MAX_NEW_TOKENS),
         activations,
         sequences: flags.num_return_sequences,
-        scores: flags.scores,
+        scores: flags.scores || flags.output.is_some(),
         ..Generation::from_values(values).options()
     }
 }
@@ -129,7 +160,7 @@ fn prompt_bytes(flags: &GenerateArgs, limits: Limits) -> planner::Reading {
     let longest = prompts::MAX_PROMPT_BYTES as u64;
     // The line, and its text with the model's prefix.
     let reading = 2 * longest + limits.bytes;
-    match flags.json {
+    match flags.json || flags.output.is_some() {
         true => planner::Reading { rows: MAX_JSON_BYTES + reading, batch: MAX_WAITING_BYTES as u64 + longest },
         false => planner::Reading { rows: reading, batch: 0 },
     }
@@ -139,6 +170,8 @@ fn prompt_bytes(flags: &GenerateArgs, limits: Limits) -> planner::Reading {
 struct Prompt {
     /// Its text, where it is printed.
     text: String,
+    /// The row's own response, where answers are compared with it.
+    reference: Option<String>,
     /// Its tokens.
     source: Vec<u32>,
     /// Whether it has more of them.
@@ -155,24 +188,47 @@ struct Answering<'a> {
     answered: u64,
     /// The numbers of prompts that were cut.
     cut: Vec<u64>,
+    /// The file of the answers.
+    file: Option<AnswerFile>,
 }
 
 impl Answering<'_> {
-    /// Answers every prompt, `at_a_time` prompts together.
-    fn all(&mut self, at_a_time: usize, inputs: Inputs<'_>, limits: Limits) -> Outcome<()> {
+    /// Answers every prompt, `at_a_time` prompts together. A batch whose answers are in the file is left out.
+    fn all(&mut self, at_a_time: usize, (inputs, column): (Inputs<'_>, &str), limits: Limits) -> Outcome<()> {
         let (mut waiting, mut text_bytes) = (Vec::new(), 0);
-        for prompt in prompts::prompts(inputs, limits)? {
-            let prompt = prompt?;
+        let compares = self.flags.best_of.as_deref().is_some_and(|name| Best::of_name(name) != Best::Likeliest);
+        let prompts: Box<dyn Iterator<Item = Outcome<(String, Option<String>)>> + '_> = match compares {
+            true => prompts::with_references(inputs, column, limits)?,
+            false => Box::new(prompts::prompts(inputs, limits)?.map(|prompt| Ok((prompt?, None)))),
+        };
+        let done = self.file.as_ref().map_or(0, AnswerFile::done);
+        for prompt in prompts {
+            let (prompt, reference) = prompt?;
             let (source, is_cut) = self.source(&prompt)?;
-            let text = if self.flags.json { prompt } else { String::new() };
-            text_bytes += text.len();
-            waiting.push(Prompt { text, source, is_cut });
+            let is_kept = self.flags.json || self.file.is_some();
+            let text = if is_kept { prompt } else { String::new() };
+            text_bytes += text.len() + reference.as_ref().map_or(0, String::len);
+            waiting.push(Prompt { text, reference, source, is_cut });
             if waiting.len() == at_a_time || text_bytes > MAX_WAITING_BYTES {
-                self.answer(&waiting)?;
+                self.answer_unless_done(&waiting, done)?;
                 (waiting, text_bytes) = (Vec::new(), 0);
             }
         }
-        self.answer(&waiting)
+        self.answer_unless_done(&waiting, done)?;
+        self.file.take().map_or(Ok(()), AnswerFile::finish)
+    }
+
+    /// Answers prompts, unless those of the whole batch are among the first `done`.
+    fn answer_unless_done(&mut self, prompts: &[Prompt], done: u64) -> Outcome<()> {
+        let end = self.answered + prompts.len() as u64;
+        if end <= done {
+            self.answered = end;
+            return Ok(());
+        }
+        if let Some(file) = self.file.as_mut().filter(|_| self.answered <= done) {
+            file.keep(self.answered)?;
+        }
+        self.answer(prompts)
     }
 
     fn answer(&mut self, prompts: &[Prompt]) -> Outcome<()> {
@@ -194,16 +250,26 @@ impl Answering<'_> {
         }
         let answers = answers.ok_or_else(|| Failure::internal("nobody interrupts the answers"))?;
         self.answered += prompts.len() as u64;
-        for (prompt, answers) in prompts.iter().zip(&answers) {
+        let texts = |answers: &Vec<Answer>| {
             let responses = answers.iter().map(|answer| Ok(self.tokenizer.decode(&answer.ids)?));
-            let responses = responses.collect::<Outcome<Vec<String>>>()?;
+            responses.collect::<Outcome<Vec<String>>>()
+        };
+        let responses = answers.iter().map(texts).collect::<Outcome<Vec<_>>>()?;
+        if let Some(file) = &mut self.file {
+            let answered = prompts.iter().zip(&answers).zip(&responses);
+            return file.add(answered.map(|((prompt, answers), responses)| Answered {
+                prompt: &prompt.text,
+                reference: prompt.reference.as_deref(),
+                answers,
+                responses,
+            }));
+        }
+        for ((prompt, answers), responses) in prompts.iter().zip(&answers).zip(&responses) {
             if self.flags.stream {
                 return streamed.into_inner().finish(&responses[0]);
             }
             match self.flags.json {
-                true => {
-                    report::result(&format!("{}\n", json_line((&prompt.text, prompt.is_cut), answers, &responses)))?
-                }
+                true => report::result(&format!("{}\n", json_line((&prompt.text, prompt.is_cut), answers, responses)))?,
                 false => report::answer(&responses.iter().map(|response| format!("{response}\n")).collect::<String>())?,
             }
         }
