@@ -57,6 +57,17 @@ pub(crate) fn completion(turns: &[Turn]) -> Result<&str, String> {
     }
 }
 
+/// The text of an answer that is a chat: its last message, which is one of the assistant.
+///
+/// # Errors
+/// A text for the user: the last message is another's.
+pub(crate) fn last_answer(turns: &[Turn]) -> Result<&str, String> {
+    match before_response(turns)? {
+        (before, text) if before.len() + 1 == turns.len() => Ok(text),
+        _ => Err("expected the last message to be one of the assistant".to_owned()),
+    }
+}
+
 /// Returns the prompt of a chat without a response, in the form of a chat with one. Roles are OpenAI's.
 ///
 /// # Errors

@@ -44,12 +44,14 @@ pub enum Pairing {
     },
     /// Columns of a prompt and of two answers to it, of which one was chosen.
     Preference {
-        /// Column of the prompts.
-        prompt: String,
+        /// Column of the prompts; `None`: the prompt is what both answers begin with.
+        prompt: Option<String>,
         /// Column of the chosen answers.
         chosen: String,
         /// Column of the rejected answers.
         rejected: String,
+        /// Whether each answer becomes a row of its own, with a label.
+        is_split: bool,
     },
     /// Columns of a prompt, of an answer to it, and of a label that says whether the answer is desirable.
     Labelled {
@@ -161,7 +163,9 @@ impl Pairing {
     pub fn columns(&self) -> Vec<Column> {
         match self {
             Self::Columns { prompt, response } => vec![Column::text(prompt), Column::text(response)],
-            Self::Preference { prompt, chosen, rejected } => [prompt, chosen, rejected].map(Column::text).to_vec(),
+            Self::Preference { prompt, chosen, rejected, .. } => {
+                prompt.iter().chain([chosen, rejected]).map(Column::text).collect()
+            }
             Self::Labelled { prompt, completion, label } => [prompt, completion, label].map(Column::text).to_vec(),
             Self::Instruction(of) => {
                 let texts = of.lines.iter().chain([&of.output]).chain(&of.system).map(Column::text);
@@ -234,7 +238,15 @@ impl Pairing {
 
     /// Whether the texts of a row are columns as they stand.
     pub fn is_flat(&self) -> bool {
-        matches!(self, Self::Columns { .. } | Self::Preference { .. } | Self::Labelled { .. } | Self::Text { .. })
+        match self {
+            Self::Preference { prompt, is_split, .. } => prompt.is_some() && !is_split,
+            _ => matches!(self, Self::Columns { .. } | Self::Labelled { .. } | Self::Text { .. }),
+        }
+    }
+
+    /// Whether each of a row's two answers becomes a row of its own, with a label.
+    pub fn is_split(&self) -> bool {
+        matches!(self, Self::Preference { is_split: true, .. })
     }
 
     /// The two flat columns, if a row consists of exactly two.
@@ -249,8 +261,13 @@ impl Pairing {
     pub fn in_words(&self) -> String {
         match self {
             Self::Columns { prompt, response } => format!("prompt from `{prompt}`, response from `{response}`"),
-            Self::Preference { prompt, chosen, rejected } => {
-                format!("prompt from `{prompt}`, chosen answer from `{chosen}`, rejected answer from `{rejected}`")
+            Self::Preference { prompt, chosen, rejected, is_split } => {
+                let prompt = match prompt {
+                    Some(prompt) => format!("prompt from `{prompt}`"),
+                    None => "the prompt is what both answers begin with".to_owned(),
+                };
+                let rows = if *is_split { "; each answer is a row with a label" } else { "" };
+                format!("{prompt}, chosen answer from `{chosen}`, rejected answer from `{rejected}`{rows}")
             }
             Self::Labelled { prompt, completion, label } => {
                 format!("prompt from `{prompt}`, answer from `{completion}`, its label from `{label}`")
@@ -304,21 +321,13 @@ impl Pairing {
         let values = Values { columns: &columns, row };
         let borrowed = |name: &str| values.text(name).map(Cow::Borrowed);
         let texts = match self {
-            Self::Columns { prompt, response }
-            | Self::Preference { prompt, chosen: response, .. }
-            | Self::Labelled { prompt, completion: response, .. } => {
-                // Either may be a list of messages, as TRL has them.
-                let fault = |column: &String| {
-                    let column = column.clone();
-                    |reason| RowFault::Messages(column, reason)
-                };
-                let (source, left_out) = match values.cell(prompt) {
-                    Cell::Turns(turns) => {
-                        let (text, left_out) = chat::fitted_prompt(turns, fits).map_err(fault(prompt))?;
-                        (Cow::Owned(text), left_out)
-                    }
-                    _ => (borrowed(prompt)?, LeftOut::default()),
-                };
+            Self::Preference { prompt, chosen, rejected, .. } => {
+                let ([source, chosen, _], left_out) =
+                    values.preference((prompt.as_deref(), [chosen, rejected]), fits)?;
+                return Ok(([source, chosen], left_out));
+            }
+            Self::Columns { prompt, response } | Self::Labelled { prompt, completion: response, .. } => {
+                let (source, left_out) = values.prompt(prompt, fits)?;
                 return Ok(([source, values.answer(response)?], left_out));
             }
             Self::Text { column } => [Cow::Borrowed(""), borrowed(column)?],
@@ -353,7 +362,10 @@ impl Pairing {
     pub fn third_text<'a>(&self, row: &'a Row) -> Result<Option<Cow<'a, str>>, RowFault> {
         let values = Values { columns: &self.columns(), row };
         match self {
-            Self::Preference { rejected, .. } => values.answer(rejected).map(Some),
+            Self::Preference { prompt, chosen, rejected, .. } => {
+                let ([.., rejected], _) = values.preference((prompt.as_deref(), [chosen, rejected]), None)?;
+                Ok(Some(rejected))
+            }
             Self::Labelled { label, .. } => match truth_of_label(values.text(label)?) {
                 Some(truth) => Ok(Some(Cow::Owned(truth.to_string()))),
                 None => Err(RowFault::NoLabel(label.clone())),
@@ -394,6 +406,16 @@ impl Instruction {
     }
 }
 
+/// The end of what two texts begin with: behind the last name of the assistant that both have, or else behind the last blank.
+fn common_beginning(one: &str, other: &str) -> usize {
+    const ASSISTANT: &str = "\n\nAssistant:";
+    let differs = one.char_indices().zip(other.chars()).find(|((_, a), b)| a != b);
+    let alike = differs.map_or(one.len().min(other.len()), |((at, _), _)| at);
+    let common = &one[..alike];
+    let of_assistant = common.rfind(ASSISTANT).map(|at| at + ASSISTANT.len());
+    of_assistant.or_else(|| common.rfind(char::is_whitespace)).unwrap_or(0)
+}
+
 /// The values of a row by the names of their columns.
 struct Values<'a, 'b> {
     columns: &'b [Column],
@@ -415,6 +437,62 @@ impl<'a> Values<'a, '_> {
             Cell::Turns(_) => Err(RowFault::WrongType(name.to_owned(), "a list of messages")),
             Cell::Other(kind) => Err(RowFault::WrongType(name.to_owned(), kind)),
         }
+    }
+
+    /// A prompt: a text, or a list of messages, as TRL has them.
+    fn prompt(&self, name: &str, fits: Option<Fits<'_>>) -> Result<(Cow<'a, str>, LeftOut), RowFault> {
+        match self.cell(name) {
+            Cell::Turns(turns) => self.prompt_of(name, turns, fits),
+            _ => Ok((Cow::Borrowed(self.text(name)?), LeftOut::default())),
+        }
+    }
+
+    fn prompt_of(
+        &self,
+        name: &str,
+        turns: &[chat::Turn],
+        fits: Option<Fits<'_>>,
+    ) -> Result<(Cow<'a, str>, LeftOut), RowFault> {
+        let fitted = chat::fitted_prompt(turns, fits).map_err(|reason| RowFault::Messages(name.to_owned(), reason))?;
+        Ok((Cow::Owned(fitted.0), fitted.1))
+    }
+
+    /// The prompt, the chosen and the rejected answer. An answer may be a whole chat that ends with it. Without a prompt, the beginning that
+    /// both answers have in common is the prompt.
+    fn preference(
+        &self,
+        (prompt, [chosen, rejected]): (Option<&str>, [&str; 2]),
+        fits: Option<Fits<'_>>,
+    ) -> Result<([Cow<'a, str>; 3], LeftOut), RowFault> {
+        let messages = |name: &str| {
+            let name = name.to_owned();
+            move |reason| RowFault::Messages(name, reason)
+        };
+        if let Some(prompt) = prompt {
+            let (prompt, left_out) = self.prompt(prompt, fits)?;
+            let last = |name: &str| match self.cell(name) {
+                Cell::Turns(turns) => chat::last_answer(turns).map(Cow::Borrowed).map_err(messages(name)),
+                _ => self.text(name).map(Cow::Borrowed),
+            };
+            return Ok(([prompt, last(chosen)?, last(rejected)?], left_out));
+        }
+        if let (Cell::Turns(of_chosen), Cell::Turns(of_rejected)) = (self.cell(chosen), self.cell(rejected)) {
+            let alike = of_chosen.iter().zip(of_rejected).take_while(|(one, other)| one == other).count();
+            let alike = alike.min(of_chosen.len().saturating_sub(1)).min(of_rejected.len().saturating_sub(1));
+            let (prompt, left_out) = self.prompt_of(chosen, &of_chosen[..alike], fits)?;
+            let [of_chosen, of_rejected] = [(chosen, of_chosen), (rejected, of_rejected)]
+                .map(|(name, turns)| chat::completion(&turns[alike..]).map(Cow::Borrowed).map_err(messages(name)));
+            return Ok(([prompt, of_chosen?, of_rejected?], left_out));
+        }
+        let [of_chosen, of_rejected] = [self.text(chosen)?, self.text(rejected)?];
+        let end = common_beginning(of_chosen, of_rejected);
+        let texts = [&of_chosen[..end], &of_chosen[end..], &of_rejected[end..]];
+        for (text, name) in texts.into_iter().zip([chosen, chosen, rejected]) {
+            if text.trim().is_empty() {
+                return Err(RowFault::Empty(name.to_owned()));
+            }
+        }
+        Ok((texts.map(|text| Cow::Owned(text.trim().to_owned())), LeftOut::default()))
     }
 
     /// An answer: a text, or one message of an assistant.
@@ -493,6 +571,38 @@ mod tests {
         assert_eq!((texts[0].as_ref(), left_out.turns), ("2+2", 2), "the last question stays");
         let row = Row { line: 1, cells: vec![Cell::Text("q".into()), turns(&[("user", "no answer")])] };
         assert!(matches!(pairing.texts(&row), Err(RowFault::Messages(..))));
+    }
+
+    #[test]
+    fn a_preference_has_its_prompt_in_a_column_or_before_both_answers() {
+        let chosen = Chosen { preference: Some([None, None]), ..Chosen::default() };
+        let texts = |columns: &[&str], cells: Vec<Cell>| {
+            let columns: Vec<String> = columns.iter().map(|name| (*name).to_owned()).collect();
+            let pairing = Pairing::choose(&columns, &chosen).unwrap();
+            let row = Row { line: 1, cells };
+            let [prompt, answer] = pairing.texts(&row)?;
+            Ok([prompt.into_owned(), answer.into_owned(), pairing.third_text(&row)?.unwrap().into_owned()])
+        };
+        let chat = |turns: &[(&str, &str)]| {
+            Cell::Turns(turns.iter().map(|(role, content)| chat::Turn::new(role, content)).collect())
+        };
+        let text = |text: &str| Cell::Text(text.to_owned());
+        let check = |columns: &[&str], cells: Vec<Cell>, expected: [&str; 3]| {
+            assert_eq!(texts(columns, cells), Ok(expected.map(str::to_owned)));
+        };
+        let pair = |answer: &str| chat(&[("user", "2+2"), ("assistant", answer)]);
+        check(&["prompt", "chosen", "rejected"], vec![text("2+2"), pair("4"), pair("5")], ["2+2", "4", "5"]);
+        check(&["chosen", "rejected"], vec![pair("4"), pair("5")], ["2+2", "4", "5"]);
+        let long = |answer: &str| chat(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", answer)]);
+        check(&["chosen", "rejected"], vec![long("d"), long("e")], ["user: a\nassistant: b\nuser: c", "d", "e"]);
+        let human = |answer: &str| text(&format!("\n\nHuman: hi\n\nAssistant: I {answer}"));
+        check(&["chosen", "rejected"], vec![human("am"), human("do")], ["Human: hi\n\nAssistant:", "I am", "I do"]);
+        check(&["chosen", "rejected"], vec![text("It is Paris"), text("It is Pau")], ["It is", "Paris", "Pau"]);
+        let apart = texts(&["chosen", "rejected"], vec![text("yes"), text("no")]);
+        assert_eq!(apart, Err(RowFault::Empty("chosen".to_owned())));
+        let open = chat(&[("user", "2+2"), ("assistant", "4"), ("user", "thanks")]);
+        let asks = texts(&["prompt", "chosen", "rejected"], vec![text("2+2"), open, pair("5")]);
+        assert!(matches!(asks, Err(RowFault::Messages(..))), "{asks:?}");
     }
 
     #[test]

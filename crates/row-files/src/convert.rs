@@ -122,6 +122,8 @@ pub struct Counts {
     pub longest: u64,
     /// What was noticed about quotes, with the file, for the first file of which something was.
     pub notes: Option<(PathBuf, Notes)>,
+    /// Rows of the files that were kept, for training and for validation. A row of two answers may give two rows.
+    pub kept: u64,
     /// Rows for training.
     pub train: u64,
     /// Rows for validation.
@@ -199,7 +201,7 @@ impl Conversion {
             None => Split::new(0, 0, 0),
             Some((share, seed)) => {
                 let counts = self.each(settings, Split::new(0, 0, 0), &mut |_, _, _| Ok(()))?;
-                Split::new(seed, counts.train, share.rows(counts.train))
+                Split::new(seed, counts.kept, share.rows(counts.kept))
             }
         };
         self.each(settings, split, sink)
@@ -210,6 +212,8 @@ impl Conversion {
         let mut duplicates = settings.duplicates.map(|make| make());
         let mut row = Row::default();
         let (all, mut done) = (self.bytes(), 0);
+        // The rejected answer of a row comes behind the chosen answer of the next one: neighbours then have different prompts.
+        let mut undesirable: [Option<[String; 2]>; 2] = Default::default();
         for (path, kind, pairing) in &self.sources {
             let mut rows = Rows::open(path, kind, &pairing.columns(), true)?;
             let mut columns = Vec::new();
@@ -228,7 +232,7 @@ impl Conversion {
                 }
                 if settings.max_rows == Some(counts.read) {
                     counts.share = share(done, rows.share_read(), file_bytes(path), all);
-                    return Ok(counts);
+                    return flush(undesirable, sink).map(|()| counts);
                 }
                 counts.read += 1;
                 if counts.read.is_multiple_of(POLL_INTERVAL) {
@@ -267,11 +271,13 @@ impl Conversion {
                                 continue;
                             }
                         }
-                        let (part, count) = match split.is_validation(counts.train + counts.validation) {
-                            true => (Part::Validation, &mut counts.validation),
-                            false => (Part::Train, &mut counts.train),
+                        let part = if split.is_validation(counts.kept) { Part::Validation } else { Part::Train };
+                        counts.kept += 1;
+                        let count = match part {
+                            Part::Validation => &mut counts.validation,
+                            Part::Train => &mut counts.train,
                         };
-                        *count += 1;
+                        *count += if pairing.is_split() { 2 } else { 1 };
                         if !pairing.is_text() {
                             counts.labels.add(&response);
                         }
@@ -285,7 +291,18 @@ impl Conversion {
                                 ([prompt, response], Some(rejected))
                             }
                         };
-                        sink(part, pair, rejected)?;
+                        let rejected = match rejected {
+                            Some(rejected) if pairing.is_split() => rejected,
+                            third => {
+                                sink(part, pair, third)?;
+                                continue;
+                            }
+                        };
+                        let later = [pair[0].clone(), rejected];
+                        sink(part, pair, Some(true.to_string()))?;
+                        if let Some(before) = undesirable[part as usize].replace(later) {
+                            sink(part, before, Some(false.to_string()))?;
+                        }
                     }
                     Err(error) if settings.bad_rows.is_error(&error.fault) => return Err(Error::Row(error)),
                     Err(error) => {
@@ -303,7 +320,7 @@ impl Conversion {
             done += file_bytes(path);
         }
         counts.share = 1.;
-        Ok(counts)
+        flush(undesirable, sink).map(|()| counts)
     }
 
     /// The most bytes that a row can have: those of the largest file, or [`MAX_ROW_BYTES`](crate::MAX_ROW_BYTES)
@@ -316,6 +333,14 @@ impl Conversion {
     pub fn bytes(&self) -> u64 {
         self.sources.iter().map(|(path, ..)| file_bytes(path)).sum()
     }
+}
+
+/// Hands over the last rejected answer of each part.
+fn flush(undesirable: [Option<[String; 2]>; 2], sink: &mut Sink<'_>) -> Result<(), Error> {
+    for (part, texts) in [Part::Train, Part::Validation].into_iter().zip(undesirable) {
+        texts.map_or(Ok(()), |texts| sink(part, texts, Some(false.to_string())))?;
+    }
+    Ok(())
 }
 
 /// The fraction of `all` bytes that is read, with `done` bytes of earlier files and the fraction `of_file` of this one.

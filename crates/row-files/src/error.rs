@@ -224,7 +224,7 @@ impl Error {
                 quoted(&path.to_string_lossy())
             )),
             Self::Columns { columns, missing, .. } if is_preference(columns) && missing == "prompt" => Some(
-                "a preference needs its prompt: a column `prompt`, or another by `data.prompt_column`".to_owned(),
+                "answers of which one was chosen are for `preference.loss`: `--lora --set preference.loss=dpo`".to_owned(),
             ),
             Self::Columns { columns, missing, .. } => Some(match (columns.as_slice(), joined(missing, columns)) {
                 ([], _) => "the file has no columns".to_owned(),

@@ -135,7 +135,8 @@ impl Pairing {
             let (prompt, response) = (column(prompt.0, prompt.1)?, column(positive.0, positive.1)?);
             return Ok(match &chosen.preference {
                 Some([_, Some(negative)]) => {
-                    Self::Preference { prompt, chosen: response, rejected: file.required(negative)? }
+                    let rejected = file.required(negative)?;
+                    Self::Preference { prompt: Some(prompt), chosen: response, rejected, is_split: false }
                 }
                 _ => Self::Columns { prompt, response },
             });
@@ -143,10 +144,16 @@ impl Pairing {
         if let Some([chosen_answer, rejected]) = &chosen.preference {
             let column = |named: &Option<String>, usual: &str| file.required(named.as_deref().unwrap_or(usual));
             return Ok(Self::Preference {
-                prompt: column(&chosen.prompt, "prompt")?,
+                prompt: file.prompt(chosen)?,
                 chosen: column(chosen_answer, "chosen")?,
                 rejected: column(rejected, "rejected")?,
+                is_split: false,
             });
+        }
+        let is_named = chosen.response.is_some() || chosen.label.is_some();
+        if chosen.has_labels && !is_named && !file.has("label") && file.has("chosen") && file.has("rejected") {
+            let [of_chosen, rejected] = ["chosen", "rejected"].map(str::to_owned);
+            return Ok(Self::Preference { prompt: file.prompt(chosen)?, chosen: of_chosen, rejected, is_split: true });
         }
         if chosen.has_labels {
             let usual = if file.has("completion") { "completion" } else { "response" };
@@ -193,6 +200,14 @@ impl File<'_> {
 
     fn required(&self, name: &str) -> Result<String, Unpaired> {
         if self.has(name) { Ok(name.to_owned()) } else { Err(Unpaired::Missing(name.to_owned())) }
+    }
+
+    /// The column of the prompts of preferences; `None`: answers begin with their prompt.
+    fn prompt(&self, chosen: &Chosen) -> Result<Option<String>, Unpaired> {
+        match &chosen.prompt {
+            Some(name) => self.required(name).map(Some),
+            None => Ok(self.first(&["prompt"])),
+        }
     }
 
     /// The first of these columns that the file has.
