@@ -105,6 +105,8 @@ def make_model(folder):
     model = T5ForConditionalGeneration(T5Config(vocab_size=tokenizer.get_vocab_size(), **CONFIG))
     perturb(model, generator)
     model.save_pretrained(folder / "model")
+    teacher = T5Config(vocab_size=tokenizer.get_vocab_size(), **CONFIG | {"d_model": 24, "num_decoder_layers": 2})
+    T5ForConditionalGeneration(teacher).save_pretrained(folder / "teacher")
     tokenizer.save(str(folder / "model" / "tokenizer.json"))
     adapted = get_peft_model(model, LoraConfig(target_modules=["q", "v", "wo"], r=4))
     for name, parameter in adapted.named_parameters():
@@ -179,7 +181,9 @@ def reference(folder, recipe, dtype):
                 batch.setdefault(names.get(key, "labels"), []).append(text if key == "label" else encoder.ids(text, LENGTH))
         batches.append(batch)
     adapter = folder / "adapter" if recipe.get("adapter") else None
-    return recipes.steps(recipes.load(folder / "model", adapter, dtype), batches, recipe)
+    named = recipe.get("preference.reference") or recipe.get("distill.teacher")
+    frozen = recipes.load(folder / named, None, dtype) if named else None
+    return recipes.steps(recipes.load(folder / "model", adapter, dtype), batches, recipe, frozen)
 
 
 def rows_of(loss):

@@ -15,6 +15,7 @@ mod classify;
 mod configs;
 mod convert;
 mod convert_base;
+mod distillation;
 mod divergence;
 mod doctor;
 mod effects;

@@ -114,6 +114,104 @@ fn pairs_are_read_from_other_columns_and_from_messages() {
 }
 
 #[test]
+fn trl_s_forms_of_a_pair_are_the_same_pairs() {
+    let scene = scene();
+    let chat = |answer: &str, i: usize| json!([{"role": "user", "content": format!("join {i}")}, {"role": "assistant", "content": answer}]);
+    let rows = |row: &dyn Fn(usize) -> Value| (0..8).map(|i| format!("{}\n", row(i))).collect::<String>();
+    let prompt = |i: usize| format!("join {i}");
+    scene.write("plain.jsonl", rows(&|i| json!({"prompt": prompt(i), "chosen": "yes", "rejected": "no"})));
+    scene.write(
+        "whole.jsonl",
+        rows(&|i| json!({"prompt": prompt(i), "chosen": chat("yes", i), "rejected": chat("no", i)})),
+    );
+    scene.write("implicit.jsonl", rows(&|i| json!({"chosen": chat("yes", i), "rejected": chat("no", i)})));
+    let losses = |data: &str, by: &str, loss: &[&str]| {
+        let (of_data, output) = (format!("data.train={data}.jsonl"), format!("{data}-{by}"));
+        let settings = ["--set", &of_data, "--set", "train.batch_size=4", "--output", &output, "--lr", "0.01"];
+        scene.run(&short(&[LORA, loss, &settings].concat())).expect_code(0);
+        figures(&scene.events(&output, "step"), "preference_loss")
+    };
+    for (by, loss) in [("dpo", BY_DPO), ("kto", BY_KTO)] {
+        let expected = losses("plain", by, loss);
+        assert_eq!(losses("whole", by, loss), expected);
+        assert_eq!(losses("implicit", by, loss), expected);
+    }
+    // Each pair gave one answer of either kind.
+    let dry = ["--set", "data.train=plain.jsonl", "--set", "train.batch_size=4", "--output", "x", "--dry-run"];
+    scene
+        .run(&short(&[LORA, BY_KTO, &dry].concat()))
+        .expect_code(0)
+        .expect_words(&["16 rows", "is a row with a label"]);
+    scene.write("apart.jsonl", "{\"chosen\":\"yes\",\"rejected\":\"no\"}\n");
+    let of_data = ["--set", "data.train=apart.jsonl", "--set", "data.bad_rows=error", "--output", "apart"];
+    let refused = scene.run(&short(&[LORA, BY_DPO, &of_data].concat())).expect_code(4);
+    refused.expect_words(&["apart.jsonl", "`chosen`"]);
+}
+
+/// Whole-model DPO beside the model that it starts from.
+const BESIDE: &[&str] =
+    &["--set", "model.init_from=base/model", "--set", "preference.reference=base/model", "--lr", "0.001"];
+
+#[test]
+fn a_whole_model_is_compared_with_a_reference_that_stays_in_its_files() {
+    let scene = scene();
+    let flags = |output: &str, more: &[&str]| {
+        let data = ["--set", "data.train=pairs.jsonl", "--set", "data.validation=valid.jsonl"];
+        let rest = ["--set", "train.batch_size=4", "--set", "train.eval_generate_samples=2", "--output", output];
+        short(&[BESIDE, BY_DPO, &data, &rest, more].concat())
+    };
+    let ran = scene.run(&flags("whole", &[])).expect_code(0);
+    let screen = ran.out.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(screen.contains("DPO of pairs") && screen.contains("reference: base/model"), "{screen}");
+    let steps = scene.events("whole", "step");
+    assert!((steps[0]["preference_loss"].as_f64().unwrap() - 2f64.ln()).abs() < 1e-6, "{:#}", steps[0]);
+    let margins = figures(&steps, "rewards/margins");
+    assert!(margins[0].abs() < 1e-6 && margins[margins.len() - 1] > 0.0, "{margins:?}");
+    let evaluations = figures(&scene.events("whole", "eval"), "rewards/margins");
+    assert!(evaluations[0].abs() < 1e-6 && evaluations[evaluations.len() - 1] > 0.0, "{evaluations:?}");
+    // The bill has the reference, and the plans of several budgets agree.
+    let bill = scene.run(&[vec!["plan".into()], flags("x", &["--explain"])].concat()).expect_code(0).out;
+    assert!(bill.contains("frozen model"), "{bill}");
+    for (number, pins) in
+        [&["memory.micro_batch_samples=1"][..], &["memory.accumulation=layer-major", "memory.micro_batch_samples=3"]]
+            .into_iter()
+            .enumerate()
+    {
+        let output = format!("cut{number}");
+        let pins: Vec<&str> = pins.iter().flat_map(|pin| ["--set", pin]).collect();
+        scene.run(&flags(&output, &pins)).expect_code(0);
+        let far = figures(&scene.events(&output, "step"), "preference_loss");
+        let far = far.into_iter().zip(figures(&steps, "preference_loss")).map(|(a, b)| (a - b).abs());
+        assert!(far.fold(0.0, f64::max) < 1e-4, "{pins:?}");
+    }
+    let mut running = scene.start(&flags("killed", &["--set", "checkpoint.every_steps=2"]));
+    assert!(running.wait_for("step 4/6"));
+    running.kill();
+    let resumed = [flags("killed", &[]), vec!["--keep-training".into()]].concat();
+    scene.run(&resumed).expect_code(0);
+    let weights = |run: &str| scene.read(&format!("{run}/model/model.safetensors"));
+    assert_eq!(weights("killed"), weights("whole"));
+    // Another reference is another run.
+    scene.run(&short(&["--output", "other", "--set", "run.seed=9"])).expect_code(0);
+    let other: Vec<String> =
+        resumed.iter().map(|flag| flag.replace("preference.reference=base", "preference.reference=other")).collect();
+    scene.run(&other).expect_code(2).expect_words(&["preference.reference", "--allow-changed base"]);
+    // `eval` has no reference beside the model, and measures what it can.
+    let eval = ["eval", "--model", "whole", "--data", "valid.jsonl", "--response-column", "chosen", "--json"];
+    let scored = scene.run(&eval).expect_code(0).json();
+    assert!(scored["loss"].is_number() && scored["preference_loss"].is_null(), "{scored:#}");
+
+    let refused = |reference: &str, code: i32, words: &[&str]| {
+        let setting = format!("preference.reference={reference}");
+        scene.run(&flags("refused", &["--set", &setting])).expect_code(code).expect_words(words);
+    };
+    refused("nosuch", 4, &["nosuch"]);
+    let small = short(&["--output", "small", "--set", "model.vocab_size=4200"]);
+    scene.run(&small).expect_code(0);
+    refused("small/model", 4, &["`preference.reference`", "`vocab_size`", "4200", "hint: "]);
+}
+
+#[test]
 fn settings_that_would_make_another_loss_are_refused() {
     let scene = scene();
     let refused = |arguments: &[String], words: &str| {
@@ -130,7 +228,7 @@ fn settings_that_would_make_another_loss_are_refused() {
         "--output",
         "x",
     ]);
-    refused(&whole, "there is no adapter");
+    refused(&whole, "there is neither an adapter nor `preference.reference`");
     let with = |setting: &'static str| tune("pairs.jsonl", "x", &[BY_DPO, &["--set", setting]].concat());
     refused(&with("train.dropout=0.1"), "`train.dropout`");
     refused(&with("lora.dropout=0.1"), "`lora.dropout`");
@@ -247,6 +345,6 @@ fn kto_learns_from_labels_in_any_form_and_resumes_to_the_same_bits() {
     };
     scene.write("wrong.jsonl", scene.text("labels.jsonl").replacen("\"label\":false", "\"label\":\"good\"", 1));
     refused("wrong.jsonl", 4, &[], &["wrong.jsonl", "`label`: expected a label, which is true or false"]);
-    refused("pairs.jsonl", 4, &[], &["`response`", "hint: "]);
+    refused("named.jsonl", 4, &[], &["`response`", "hint: "]);
     refused("labels.jsonl", 2, &["--set", "train.batch_size=1"], &["`train.batch_size` is 1", "hint: "]);
 }

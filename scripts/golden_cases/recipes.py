@@ -4,17 +4,19 @@
 the group `adapters`) and, for every step, `loss`, `objective` and `grad_norm`, before the update.
 
 torch.optim.AdamW, transformers' schedules and PEFT's adapters compute them. Losses of preferences are the formulas of TRL's
-DPOTrainer, ORPOTrainer, CPOTrainer (SimPO) and KTOTrainer: log-probabilities are sums over all target tokens, EOS included.
+DPOTrainer, ORPOTrainer, CPOTrainer (SimPO) and KTOTrainer: log-probabilities are sums over all target tokens, EOS included. The
+teacher of `distillation` is in `teacher`.
 `scripts/check_recipes.py` runs the same cases by the command.
 """
 
+import contextlib
 import math
 import pathlib
 
 import torch
 import torch.nn.functional as F
 from peft import PeftModel
-from transformers import T5ForConditionalGeneration, get_scheduler
+from transformers import T5Config, T5ForConditionalGeneration, get_scheduler
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from .files import write_json
@@ -64,6 +66,11 @@ RECIPES = {
         "preference.desirable_weight": 1.3,
         "preference.undesirable_weight": 0.6,
     },
+    "dpo-reference": {"preference.loss": "dpo", "preference.reference": "model", "optimizer.learning_rate": 2e-4},
+    "dpo-reference-adapter": {"adapter": True, "preference.loss": "dpo", "preference.reference": "model"},
+    "kto-reference": {"preference.loss": "kto", "preference.reference": "model", "optimizer.learning_rate": 2e-4},
+    "distillation": {"distill.teacher": "teacher", "distill.alpha": 0.7, "distill.temperature": 2.5},
+    "distillation-adapter": {"adapter": True, "distill.teacher": "teacher", "distill.alpha": 1.0, "distill.temperature": 1.0},
     "simpo-adapter": {"adapter": True, "preference.loss": "simpo", "preference.gamma": 0.5},
 }
 
@@ -81,16 +88,25 @@ def write(folder):
         lists = {name: [ids(most) for _ in range(SAMPLES)] for name, most in (("sources", 9), ("targets", 7), ("rejected", 9))}
         return lists | {"labels": [bool(torch.randint(0, 2, (), generator=generator)) for _ in range(SAMPLES)]}
 
+    make_teacher().save_pretrained(folder / "teacher")
     batches = [batch() for _ in range(BATCHES)]
     cases = {}
     for name, recipe in RECIPES.items():
         adapter = "q_v/final" if recipe.get("adapter") else None
-        numbers = steps(load(ADAPTERS / "bases/gated_tied", adapter and ADAPTERS / adapter), batches, recipe)
+        numbers = steps(load(ADAPTERS / "bases/gated_tied", adapter and ADAPTERS / adapter), batches, recipe, frozen(recipe, folder))
         keys = ("loss", "objective", "grad_norm", "kl")
         cases[name] = {"recipe": {key: value for key, value in recipe.items() if "." in key}, "adapter": adapter}
         cases[name] |= {"groups": [[sorted(items), factor, decay] for items, factor, decay in GROUPS] if recipe.get("groups") else []}
         cases[name] |= {key: [number[key] for number in numbers] for key in keys if key in numbers[0]}
     write_json(folder / "recipes.json", {"base": "gated_tied", "batches": batches, "cases": cases})
+
+
+def make_teacher():
+    """A model of another shape, whose head has a table of its own."""
+    torch.manual_seed(9)
+    shape = dict(d_model=12, d_kv=4, num_heads=3, d_ff=10, num_layers=1, num_decoder_layers=2, vocab_size=47)
+    config = T5Config(**shape, tie_word_embeddings=False, decoder_start_token_id=0, dropout_rate=0.0)
+    return T5ForConditionalGeneration(config)
 
 
 def load(base, adapter, dtype=torch.float64):
@@ -109,9 +125,16 @@ def exact_norm(self, hidden):
     return self.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
 
 
-def steps(model, batches, recipe):
+def frozen(recipe, folder):
+    """The model beside the trained one, if there is one: a reference or a teacher."""
+    if recipe.get("distill.teacher"):
+        return load(folder / "teacher", None)
+    return load(ADAPTERS / "bases/gated_tied", None) if recipe.get("preference.reference") else None
+
+
+def steps(model, batches, recipe, frozen=None):
     """The numbers of each step. A batch has lists of ids, EOS included: `sources`, `targets`, `rejected`, and `labels`."""
-    loss = recipe.get("preference.loss")
+    loss, recipe = recipe.get("preference.loss"), recipe | {"frozen": frozen}
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     optimizer = Optimizer(named, recipe)
     all_numbers = []
@@ -121,7 +144,7 @@ def steps(model, batches, recipe):
         objective.backward()
         numbers["grad_norm"] = torch.nn.utils.clip_grad_norm_([p for _, p in named], 1.0).item()
         numbers["lr"] = optimizer.step()
-        if loss or recipe.get("train.z_loss") or recipe.get("train.label_smoothing"):
+        if loss or any(recipe.get(key) for key in ("train.z_loss", "train.label_smoothing", "distill.teacher")):
             numbers["objective"] = objective.item()
         all_numbers.append(numbers)
     return all_numbers
@@ -191,10 +214,22 @@ def cross_entropy(model, batch, recipe):
     logits, labels = logits_of(model, batch["sources"], batch["targets"])
     flat = logits.view(-1, logits.shape[-1])
     mean = F.cross_entropy(flat, labels.view(-1), ignore_index=-100)
+    if recipe.get("distill.teacher"):
+        return distillation(logits, labels, mean, batch, recipe), {"loss": mean.item()}
     smoothing = recipe.get("train.label_smoothing", 0.0)
     objective = F.cross_entropy(flat, labels.view(-1), ignore_index=-100, label_smoothing=smoothing)
     z = torch.logsumexp(logits, -1)[labels != -100]
     return objective + recipe.get("train.z_loss", 0.0) * z.square().mean(), {"loss": mean.item()}
+
+
+def distillation(logits, labels, mean, batch, recipe):
+    """Hinton's loss, as the mean over target tokens."""
+    alpha, temperature = recipe["distill.alpha"], recipe["distill.temperature"]
+    with torch.no_grad():
+        teacher = logits_of(recipe["frozen"], batch["sources"], batch["targets"])[0]
+    p, q = ((x[labels != -100] / temperature).log_softmax(-1) for x in (teacher, logits))
+    divergence = (p.exp() * (p - q)).sum(-1).mean()
+    return alpha * temperature**2 * divergence + (1 - alpha) * mean
 
 
 def log_probabilities(model, sources, targets):
@@ -205,9 +240,10 @@ def log_probabilities(model, sources, targets):
     return (tokens * mask).sum(-1), mask.sum(-1)
 
 
-def of_reference(model, sources, targets):
-    with torch.no_grad(), model.disable_adapter():
-        return log_probabilities(model, sources, targets)[0]
+def of_reference(model, recipe, sources, targets):
+    frozen = recipe["frozen"]
+    with torch.no_grad(), model.disable_adapter() if frozen is None else contextlib.nullcontext():
+        return log_probabilities(frozen or model, sources, targets)[0]
 
 
 def preference(model, batch, recipe):
@@ -220,8 +256,8 @@ def preference(model, batch, recipe):
     mean_loss = -chosen.sum() / chosen_tokens.sum()
     average = chosen / chosen_tokens, rejected / rejected_tokens
     if loss == "dpo":
-        chosen_ratio = chosen - of_reference(model, sources, batch["targets"])
-        rejected_ratio = rejected - of_reference(model, sources, batch["rejected"])
+        chosen_ratio = chosen - of_reference(model, recipe, sources, batch["targets"])
+        rejected_ratio = rejected - of_reference(model, recipe, sources, batch["rejected"])
         objective = -F.logsigmoid(beta * (chosen_ratio - rejected_ratio)).mean()
         rewards = beta * chosen_ratio, beta * rejected_ratio
     elif loss == "orpo":
@@ -248,10 +284,10 @@ def kto(model, batch, beta, recipe):
     sources, targets, labels = batch["sources"], batch["targets"], torch.tensor(batch["labels"])
     mismatched = targets[-1:] + targets[:-1]
     with torch.no_grad():
-        kl = log_probabilities(model, sources, mismatched)[0] - of_reference(model, sources, mismatched)
+        kl = log_probabilities(model, sources, mismatched)[0] - of_reference(model, recipe, sources, mismatched)
         kl = kl.mean().clamp(min=0)
     of_model, tokens = log_probabilities(model, sources, targets)
-    ratio = of_model - of_reference(model, sources, targets)
+    ratio = of_model - of_reference(model, recipe, sources, targets)
     chosen = recipe.get("preference.desirable_weight", 1.0) * (1 - F.sigmoid(beta * (ratio[labels] - kl)))
     rejected = recipe.get("preference.undesirable_weight", 1.0) * (1 - F.sigmoid(beta * (kl - ratio[~labels])))
     objective = torch.cat((chosen, rejected)).mean()

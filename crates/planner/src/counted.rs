@@ -17,6 +17,7 @@ use trainer::costs::StateOnDisk;
 use trainer::{Sharding, TrainerOptions};
 
 use crate::error::Result;
+use crate::job::Frozen;
 use crate::names::{ACTIVATIONS, BOUNDARIES, CACHE, GRADIENTS, LOSS, PACKED, PARAMETERS, WORKSPACE};
 use crate::processes::Processes;
 use crate::step_parts::Parts;
@@ -189,7 +190,7 @@ impl<'a> Counter<'a> {
     /// Bytes of the parameters, if all are in memory.
     pub fn resident(&self, dtype: DType) -> Resident {
         let all = self.parameters(dtype);
-        Resident { loading: all, saving: all, at_a_time: all }
+        Resident { loading: all, saving: all, at_a_time: all, resting: all }
     }
 
     /// The weights that are at the place of computation only while they are used.
@@ -206,7 +207,7 @@ impl<'a> Counter<'a> {
     /// Bytes of weights that come a part at a time. Those of a device are loaded on the host, and `loading` is billed there.
     fn resident_paged(&self, weights: &WeightsOnDisk, loading: u64) -> Resident {
         let loading = if self.place == MemorySpace::Device { weights.always() } else { loading };
-        Resident { loading, saving: weights.saving(), at_a_time: weights.at_a_time() }
+        Resident { loading, saving: weights.saving(), at_a_time: weights.at_a_time(), resting: weights.always() }
     }
 
     /// Bytes of weights in memory while operations follow each other; `None` unless each operation reads its own weights from the files.
@@ -244,6 +245,8 @@ pub struct Resident {
     pub saving: u64,
     /// In an evaluation or a generation.
     pub at_a_time: u64,
+    /// While the model computes nothing.
+    pub resting: u64,
 }
 
 impl<'a> StepCounter<'a> {
@@ -292,6 +295,16 @@ impl<'a> StepCounter<'a> {
             state_on_disk: trainer::costs::optimizer_state_on_disk(model, options, options.parameter_dtype())?,
             update_on_host: 0,
         })
+    }
+
+    /// Counts steps beside a frozen model, which may be a teacher.
+    ///
+    /// # Errors
+    /// Its config is not a T5's.
+    pub fn beside(self, frozen: Option<Frozen>, options: &TrainerOptions) -> Result<Self> {
+        let Some(teacher) = frozen.filter(|_| options.distillation.is_some()) else { return Ok(self) };
+        let passes = self.of_model.passes.learning_from(teacher.model, options.parameter_dtype())?;
+        Ok(Self { of_model: Counter { passes, ..self.of_model }, ..self })
     }
 
     /// Whether weights are in memory only while they are worked on.
@@ -475,7 +488,8 @@ impl<'a> StepCounter<'a> {
             }
             return self.of_model.resident_paged(&weights, weights.loading(state));
         }
-        Resident { loading: self.parameters, saving: self.parameters, at_a_time: self.parameters }
+        let all = self.parameters;
+        Resident { loading: all, saving: all, at_a_time: all, resting: all }
     }
 
     /// Bytes of weights that a step of `micro_batches` micro-batches with these levers reads from files.

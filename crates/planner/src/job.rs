@@ -63,10 +63,25 @@ pub struct Training<'a> {
     pub wanted: Wanted<'a>,
     /// The files of a base that is frozen beside an adapter, if they can be read where they are stored.
     pub base: Option<StoredWeights>,
+    /// A model beside the trained one, which is only read.
+    pub frozen: Option<Frozen<'a>>,
     /// The processes that train together.
     pub processes: Processes,
     /// Source and target tokens of some rows of the run; empty if all rows are as long as allowed.
     pub lengths: &'a [(usize, usize)],
+}
+
+/// A model beside the trained one, whose weights stay in its files.
+#[derive(Clone, Copy)]
+pub struct Frozen<'a> {
+    /// Its name in the bill: reference or teacher.
+    pub called: &'static str,
+    /// The model.
+    pub model: &'a t5::Config,
+    /// Its files.
+    pub stored: StoredWeights,
+    /// Whether evaluations ask it, too.
+    pub is_evaluated: bool,
 }
 
 /// The evaluation of a run.

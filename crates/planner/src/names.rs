@@ -16,6 +16,10 @@ pub const PARAMETERS: Name = Name::new("parameters");
 pub const WEIGHT_COPIES: Name = Name::new("weight copies");
 /// The memory that recorded micro-batches keep between their launches.
 pub const GRAPHS: Name = Name::new("graphs");
+/// The weights of a frozen model beside the trained one, which lie in its files.
+pub const FROZEN_MODEL: Name = Name::new("frozen model");
+/// What a teacher's decoder made of a batch, until the loss.
+pub const TEACHER_STATES: Name = Name::new("teacher's states");
 /// The optimizer's moments.
 pub const OPTIMIZER_STATE: Name = Name::new("optimizer state");
 /// Sums of gradients.
@@ -62,6 +66,8 @@ pub const SERVER: Name = Name::new("server");
 /// Adapters beside the first, which is among the parameters.
 pub const ADAPTERS: Name = Name::new("adapters");
 
+/// The phase of a step in which a frozen model beside the trained one computes.
+pub const FROZEN_PASS: Name = Name::new("frozen model's pass");
 /// The phase in which a checkpoint is written.
 pub const SAVING: Name = Name::new("saving");
 /// The phase in which the rows of an evaluation are read, before any computation.

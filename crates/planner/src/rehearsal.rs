@@ -27,7 +27,11 @@ pub fn rehearse(
     let smallest = smallest(model);
     let options = TrainerOptions { freeze: Vec::new(), groups: Vec::new(), ..options.clone() };
     let activations = options.precision.activations();
-    let mut trainer = Trainer::new(T5::init(&smallest, 0, options.parameter_dtype(), device)?, options)?;
+    let (dtype, has_frozen_model) = (options.parameter_dtype(), options.has_frozen_model());
+    let mut trainer = Trainer::new(T5::init(&smallest, 0, dtype, device)?, options)?;
+    if has_frozen_model {
+        trainer.compare_with(T5::init(&smallest, 0, dtype, device)?)?;
+    }
     let samples = samples();
     let targets = smallest.head.targets_like(&samples);
     let plan = StepPlan {

@@ -34,6 +34,7 @@ pub(crate) fn training(options: &TrainerOptions) -> Training<'_> {
         saves: true,
         wanted: Wanted::Undominated(None),
         base: None,
+        frozen: None,
         processes: Processes::default(),
         lengths: &[],
     }

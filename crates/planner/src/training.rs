@@ -13,13 +13,14 @@ use trainer::costs::SavedFrom;
 use crate::counted::{self, Arithmetic, NamedBytes, Resident, StepCounter};
 use crate::error::Result;
 use crate::files::StepIo;
+use crate::frozen_model::FrozenModel;
 use crate::job::{Evaluation, Training, Wanted};
 use crate::kinds;
 use crate::lever::{FrozenBlocks, Graphs, Space};
 use crate::levers::{PARTS, Step};
 use crate::names::{
-    ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, GRAPHS, LOADING, LOSS, OPTIMIZER_STATE, PACKED, PARAMETERS,
-    READING_ROWS, SAVING, SMALL_TENSORS, SQUARE_SUMS, VALIDATION_ROWS, VECTORS, WEIGHT_COPIES, WORKSPACE,
+    ACTIVATIONS, EVALUATION, FROZEN_PASS, GENERATION, GRADIENTS, GRAPHS, LOADING, LOSS, OPTIMIZER_STATE, PACKED,
+    PARAMETERS, READING_ROWS, SAVING, SMALL_TENSORS, SQUARE_SUMS, VALIDATION_ROWS, VECTORS, WEIGHT_COPIES, WORKSPACE,
 };
 use crate::prices::{Prices, moving_time, relative_time};
 use crate::processes::Processes;
@@ -42,7 +43,7 @@ pub(crate) fn offer(
     memory_for_files: Bytes,
 ) -> Result<(Vec<CostRow>, Vec<StepChoice>)> {
     let counter = StepCounter::new(job.model, training.options, job.samples, job.longest, &training.processes)?;
-    let counter = counter.at(job.place, training.options);
+    let counter = counter.beside(training.frozen, training.options)?.at(job.place, training.options);
     let Processes { owners, .. } = training.processes;
     let optimizer =
         trainer::costs::optimizer_state_shard(job.model, training.options, training.options.parameter_dtype(), owners)?;
@@ -82,6 +83,8 @@ struct Offer<'a> {
     state: Option<CostRow>,
     /// The traffic to other processes, if any.
     traffic: Option<Traffic>,
+    /// The frozen model beside the trained one, if there is one.
+    frozen: Option<FrozenModel<'a>>,
     /// By samples of a micro-batch: whether such micro-batches have the same shapes step after step.
     repeating: RefCell<HashMap<usize, bool>>,
 }
@@ -119,6 +122,10 @@ impl<'a> Offer<'a> {
             saving: [saving(false)?, saving(true)?],
             state: None,
             traffic: None,
+            frozen: training
+                .frozen
+                .map(|frozen| FrozenModel::new(frozen, training.options, job.samples, job.longest))
+                .transpose()?,
             repeating: RefCell::default(),
         })
     }
@@ -213,6 +220,7 @@ impl<'a> Offer<'a> {
         rows.extend(self.vectors(self.job.samples));
         rows.extend(self.state_of_choice(levers, false));
         rows.extend(self.weight_copies(levers));
+        rows.extend(self.frozen.iter().flat_map(FrozenModel::in_step));
         if levers.repeats {
             let bytes = self.counter.recorded_beside(levers);
             rows.push(CostRow::new(GRAPHS, bytes, "kept between launches").at(place));
@@ -299,6 +307,10 @@ impl<'a> Offer<'a> {
             let rows = std::iter::once(self.parameters(parameters))
                 .chain(self.state_of_choice(levers, name == LOADING))
                 .chain(self.weight_copies(levers).filter(|_| name != LOADING))
+                .chain(self.frozen.as_ref().filter(|_| name != FROZEN_PASS).map(|frozen| match name == LOADING {
+                    true => frozen.loading(),
+                    false => frozen.resting(),
+                }))
                 .chain(place::offloaded_to_host(
                     self.offloaded_to_host(levers) + if name == FEEDING { waiting } else { 0 },
                 ))
@@ -311,6 +323,14 @@ impl<'a> Offer<'a> {
         let pinned = self.counter.pinned(levers) + place::pinned_for_others(place, &self.training.processes);
         let kept = || std::iter::once(CostRow::new(PACKED, packed, "").at(place)).chain(place::staging(pinned));
         let gradients = CostRow::new(GRADIENTS, gradients, "kept for the next step").at(place);
+        let of_frozen = self.frozen.as_ref().map(|frozen| {
+            let (weights, tensors) =
+                frozen.pass(levers.micro_batch_samples, evaluation_samples, levers.loss_chunk_rows);
+            let of = format!("{} samples at a time", levers.micro_batch_samples);
+            let tensors = tensors.iter().map(|held| beside_a_step(held, packed).row(&of));
+            let rows = [gradients.clone(), weights].into_iter().chain(frozen.states());
+            rows.chain(tensors).chain(place::staging(pinned)).collect()
+        });
         let resting = std::iter::once(gradients).chain(kept()).collect();
         let saving = std::iter::once(buffers.clone()).chain(kept()).collect();
         // If weights are in a file, their rows include the transit buffer.
@@ -327,6 +347,7 @@ impl<'a> Offer<'a> {
             _ => self.loading.clone(),
         };
         let mut phases = vec![phase(LOADING, resident.loading, loading), phase(FEEDING, resident.saving, resting)];
+        phases.extend(of_frozen.map(|rows| phase(FROZEN_PASS, resident.resting, rows)));
         phases.extend(self.training.saves.then(|| phase(SAVING, resident.saving, saving)));
         if let Some(evaluated) = &self.training.evaluation {
             let counted = self.evaluation(evaluation_samples, levers, evaluated);

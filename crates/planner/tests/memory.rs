@@ -36,6 +36,7 @@ fn planning(samples: usize, evaluation: Option<Evaluation<'_>>) -> (u64, u64) {
         saves: true,
         wanted: Wanted::Undominated(None),
         base: Some(base),
+        frozen: None,
         processes: Processes::default(),
         lengths: &[],
     };

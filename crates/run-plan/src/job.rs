@@ -3,7 +3,7 @@
 use collective::Shards;
 use cuda_device::nccl::HAS_NCCL;
 use memory_policy::{Budgets, CostRow, MemorySpace};
-use planner::{EvaluatedRows, Evaluation, Feed, Job, Plan, Prices, Processes, Training, Wanted, Work};
+use planner::{EvaluatedRows, Evaluation, Feed, Frozen, Job, Plan, Prices, Processes, Training, Wanted, Work};
 use serde_json::{Value, json};
 use t5::StoredWeights;
 use trainer::{Sharding, TrainerOptions};
@@ -43,6 +43,8 @@ pub struct RunData<'a> {
     pub evaluated: Option<EvaluatedRows<'a>>,
     /// The files of a base that is frozen beside an adapter.
     pub stored: Option<StoredWeights>,
+    /// The model beside the trained one that is only read.
+    pub frozen: Option<Frozen<'a>>,
 }
 
 impl<'a> RunJob<'a> {
@@ -66,6 +68,7 @@ impl<'a> RunJob<'a> {
                 saves: true,
                 wanted: self.wanted,
                 base: self.data.and_then(|data| data.stored),
+                frozen: self.data.and_then(|data| data.frozen),
                 processes: self.processes(),
                 lengths: self.lengths,
             }),

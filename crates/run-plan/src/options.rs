@@ -22,6 +22,7 @@ pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) ->
         z_loss: config.train.z_loss,
         label_smoothing: config.train.label_smoothing,
         preference: config.preference,
+        distillation: config.distillation,
         contrastive: config.embedding.clone(),
         optimizer: config.optimizer.options,
         groups: config.optimizer.groups.clone(),

@@ -87,6 +87,7 @@ pub use ops::cross_entropy::{
 pub use ops::decoding::{
     Position, append, candidates, candidates_needs, copy_rows, join, largest, largest_needs, scores, scores_needs,
 };
+pub use ops::distillation::{Distillation, distillation_backward, distillation_needs};
 pub use ops::dora::{adapted_row_norms, adapted_row_norms_needs, magnitude_backward, scale_columns};
 pub use ops::dropout::{Dropout, dropout, dropout_add, dropout_add_needs, dropout_key, dropout_needs};
 pub use ops::embedding::{embedding, embedding_backward, embedding_backward_needs, embedding_by_rows, embedding_needs};

@@ -425,7 +425,7 @@ impl Config {
     }
 
     /// Refuses a model whose weights are quantised, for operations that need their values.
-    pub(crate) fn refuse_quantised(&self, expected: &str) -> Result<()> {
+    pub fn refuse_quantised(&self, expected: &str) -> Result<()> {
         let Some(precision) = self.base_precision else { return Ok(()) };
         Err(self.invalid(QUANTIZATION, precision.name(), expected))
     }

@@ -336,6 +336,11 @@ impl WeightsOnDisk {
         self.always
     }
 
+    /// The bytes of the head's table that are in memory at a time while only the head is in use.
+    pub fn of_head(&self, config: &Config) -> u64 {
+        self.at_once(Part::of_head(config))
+    }
+
     /// The bytes of a part of the model that are in memory at a time while the part is in use.
     pub(crate) fn at_once(&self, part: Part) -> u64 {
         let InFile { all, apart, .. } = self.of_index(part);

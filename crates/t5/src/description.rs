@@ -171,6 +171,11 @@ impl Config {
         self.gemma.as_deref().map(|gemma| if decoder { &gemma.decoder } else { &gemma.encoder })
     }
 
+    /// The width of the decoder's output.
+    pub fn decoder_width(&self) -> usize {
+        self.stack(true).width
+    }
+
     pub(crate) fn stack(&self, decoder: bool) -> StackDescription {
         let name = if decoder { "decoder" } else { "encoder" };
         let blocks = if decoder { self.num_decoder_layers } else { self.num_layers };

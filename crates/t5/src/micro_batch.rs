@@ -1,11 +1,12 @@
 //! A micro-batch: some samples of an optimizer batch, padded to the longest of them.
 
 use candle_core::{Device, Tensor};
-use t5_ops::IGNORED_LABEL;
+use t5_ops::{Distillation, IGNORED_LABEL};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::head::{Head, Labels};
+use crate::layers::logit_head::LogitHead;
 use crate::pooling::{Pooling, VectorGradients};
 
 /// Samples padded to a rectangle. Sources (B, S), targets (B, T); padding is on the right.
@@ -22,7 +23,17 @@ pub struct MicroBatch<T = Tensor> {
     pub(crate) samples: Vec<u32>,
     pub(crate) weights: Option<Vec<f64>>,
     pub(crate) vectors: Option<VectorGradients>,
+    pub(crate) taught: Option<Taught<T>>,
     pub(crate) skips_adapter: bool,
+}
+
+/// A teacher's view of a micro-batch.
+#[derive(Clone, Debug)]
+pub(crate) struct Taught<T> {
+    /// Its decoder's output (B, T, D').
+    pub states: T,
+    pub head: LogitHead<T>,
+    pub of: Distillation,
 }
 
 impl<T> MicroBatch<T> {
@@ -45,6 +56,7 @@ impl<T> MicroBatch<T> {
             samples: Vec::new(),
             weights: None,
             vectors: None,
+            taught: None,
             skips_adapter: false,
         }
     }
@@ -108,6 +120,7 @@ impl MicroBatch {
             samples: samples.to_vec(),
             weights: None,
             vectors: None,
+            taught: None,
             skips_adapter: false,
         })
     }

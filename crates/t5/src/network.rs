@@ -14,8 +14,9 @@ use crate::layers::Weights;
 use crate::layers::block::Block;
 use crate::layers::classifier::Classifier;
 use crate::layers::linear::Linear;
+use crate::layers::logit_head::LogitHead;
 use crate::layers::stack::Stack;
-use crate::micro_batch::MicroBatch;
+use crate::micro_batch::{MicroBatch, Taught};
 use crate::ops::Ops;
 use crate::pager::Pager;
 use crate::parameters::{PagingGranularity, Parameter, Part, Weight};
@@ -312,6 +313,9 @@ impl<T: Ops> Network<T> {
         }
         let labels = &batch.labels;
         let gradient_scale = 1.0 / cx.target_tokens.max(1) as f64;
+        if let Some(taught) = &batch.taught {
+            return self.taught_head_backward(&z, (labels, taught), (gradient_scale, cx), noise, grads);
+        }
         if self.head.adapter.is_some() || batch.weights.is_some() {
             let weights = batch.weights.as_deref();
             let scale = |sample: usize| weights.map_or(gradient_scale, |all| all.get(sample).copied().unwrap_or(1.0));
@@ -375,6 +379,44 @@ impl<T: Ops> Network<T> {
         Ok((loss, dz.shaped(z.dims())?))
     }
 
+    /// As [`Network::head_backward`], where the objective compares with a teacher. Logits of both exist for a chunk of rows at a time, or for a
+    /// sample at a time if the head has an adapter.
+    fn taught_head_backward(
+        &self,
+        z: &T,
+        (labels, taught): (&[u32], &Taught<T>),
+        (gradient_scale, cx): (f64, &StepContext),
+        noise: &Noise,
+        grads: &mut Gradients<T>,
+    ) -> Result<(LossSums, T)> {
+        let &[samples, length, width] = z.dims() else { unreachable!("an output has three dimensions") };
+        let (rows, states) = (z.as_rows()?, taught.states.as_rows()?); // (B T, D), (B T, D')
+        let dz = z.zeros(&[1, samples * length, width], z.dtype())?;
+        let chunk = if self.head.adapter.is_some() { length } else { cx.loss_chunk_rows.max(1) };
+        let mut loss = LossSums::default();
+        for first in (0..samples * length).step_by(chunk) {
+            let count = chunk.min(samples * length - first);
+            // Dropout masks of an adapter depend on the sample.
+            let sample = first / length.max(1);
+            let noise = Noise { samples: noise.samples.get(sample..=sample).unwrap_or_default(), ..*noise };
+            let labels = labels.get(first..first + count).unwrap_or_default();
+            let teacher = taught.head.logits(&states.part(first, count)?)?;
+            let x = rows.part(first, count)?.scaled(self.logit_scale)?;
+            let (logits, narrow) = self.head.forward_keeping(&x, &noise)?;
+            let (of_chunk, dlogits) =
+                T::distillation_backward(logits, &teacher, labels, gradient_scale, taught.of, self.logit_cap)?;
+            drop(teacher);
+            loss += of_chunk;
+            let dlogits = self.head.backward(dlogits)?;
+            self.head.backward_weight(&dlogits, (&x, narrow), &noise, grads)?;
+            drop(x);
+            let dx = self.head.backward_input(&dlogits, None, &noise)?.scaled(self.logit_scale)?;
+            drop(dlogits);
+            dz.set_positions(&dx.shaped(&[1, count, width])?, first)?;
+        }
+        Ok((loss, dz.shaped(z.dims())?))
+    }
+
     fn cross_entropy(&self, gradient_scale: f64, chunk_rows: usize) -> CrossEntropy {
         CrossEntropy {
             logit_scale: self.logit_scale,
@@ -385,10 +427,14 @@ impl<T: Ops> Network<T> {
         }
     }
 
+    /// The head of a language model, by itself.
+    pub fn logit_head(&self) -> LogitHead<T> {
+        LogitHead { linear: self.head.clone(), scale: self.logit_scale, cap: self.logit_cap }
+    }
+
     /// Logits (.., V) of decoder outputs (.., D).
     pub fn logits(&self, z: &T) -> Result<T> {
-        let logits = self.head.forward(&z.scaled(self.logit_scale)?, &Noise::NONE)?;
-        self.logit_cap.map_or(Ok(logits.clone()), |cap| logits.soft_cap(cap))
+        self.logit_head().logits(z)
     }
 }
 

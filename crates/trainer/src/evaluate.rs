@@ -19,6 +19,8 @@
 
 mod computed;
 
+use std::rc::Rc;
+
 use t5::{Answer, EvalContext, GenerateOptions, Labels, StepContext, T5, Watch};
 use t5_ops::IGNORED_LABEL;
 use text_metrics::labels::Labels as LabelCounts;
@@ -51,6 +53,8 @@ pub struct EvaluateOptions {
     pub wrong_examples: bool,
     /// The loss by which right and rejected answers are compared.
     pub preference: Option<Preference>,
+    /// The reference of that loss, if it is a model of its own.
+    pub reference: Option<Rc<T5>>,
     /// The labels of a classifier, whose answers are labels.
     pub labels: Option<Labels>,
     /// The loss of vectors, for an encoder, which has neither answers nor a loss of tokens.
@@ -68,6 +72,7 @@ impl Default for EvaluateOptions {
             examples: 3,
             wrong_examples: false,
             preference: None,
+            reference: None,
             labels: None,
             contrastive: None,
         }
@@ -351,8 +356,8 @@ impl Evaluation {
     ) -> Result<Option<f64>> {
         for (answer, targets) in [batch.targets, batch.rejected].into_iter().enumerate() {
             let of_model = gather(&Batch { sources: batch.sources, targets }, samples, 0, model)?;
-            let streams =
-                pairs::losses(model, (vec![of_model], false), &preference, &self.options.context, interrupted)?;
+            let (models, cx) = ((model, self.options.reference.as_deref()), &self.options.context);
+            let streams = pairs::losses(models, (vec![of_model], false), &preference, cx, interrupted)?;
             let Some(streams) = streams else { return Ok(None) };
             for (stream, losses) in streams.into_iter().enumerate() {
                 for (&sample, loss) in samples.iter().zip(losses) {

@@ -16,6 +16,7 @@ mod between_cards;
 pub mod checkpoint;
 pub mod contrastive;
 pub mod costs;
+pub mod distillation;
 mod error;
 pub mod evaluate;
 mod file_digests;

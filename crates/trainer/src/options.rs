@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use t5_ops::TokenLoss;
 
 use crate::contrastive::{Contrastive, ContrastiveLoss};
+use crate::distillation::Distillation;
 use crate::error::{Error, Result};
 use crate::groups::Group;
 use crate::optimizer::OptimizerOptions;
@@ -101,6 +102,9 @@ pub struct TrainerOptions {
     /// source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preference: Option<Preference>,
+    /// A share of the loss beside a teacher, which is [`crate::Trainer::compare_with`]'s model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub distillation: Option<Distillation>,
     /// A loss of vectors in place of the cross-entropy, for an encoder: sources are anchors, and targets the texts beside them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contrastive: Option<Contrastive>,
@@ -131,6 +135,7 @@ impl Default for TrainerOptions {
             z_loss: 0.0,
             label_smoothing: 0.0,
             preference: None,
+            distillation: None,
             contrastive: None,
             optimizer: OptimizerOptions::default(),
             groups: Vec::new(),
@@ -145,6 +150,11 @@ impl TrainerOptions {
     /// The terms that are minimised beside the cross-entropy.
     pub fn token_loss(&self) -> TokenLoss {
         TokenLoss { z_loss: self.z_loss, label_smoothing: self.label_smoothing }
+    }
+
+    /// Whether steps ask a model beside the trained one ([`crate::Trainer::compare_with`]).
+    pub fn has_frozen_model(&self) -> bool {
+        self.distillation.is_some() || self.preference.is_some_and(|of| of.has_reference_model)
     }
 
     /// The dtype of the model that these options train.
@@ -187,6 +197,7 @@ impl TrainerOptions {
             return Err(Error::invalid_option("train.label_smoothing", expected, self.label_smoothing));
         }
         self.validate_preference()?;
+        self.validate_distillation()?;
         self.validate_contrastive()?;
         self.groups.iter().try_for_each(validate_group)?;
         if self.master_weights != MasterWeights::F32 && self.precision != Precision::Bf16 {
@@ -222,6 +233,19 @@ impl TrainerOptions {
             return Err(Error::invalid_option("embedding.loss", "`mnr` for rows without a negative text", loss.name()));
         }
         Ok(())
+    }
+
+    fn validate_distillation(&self) -> Result<()> {
+        let Some(distillation) = self.distillation else { return Ok(()) };
+        distillation.validate()?;
+        if self.preference.is_some() || self.contrastive.is_some() {
+            return Err(Error::invalid_option("distill.teacher", "the cross-entropy beside it", "another loss"));
+        }
+        let beside = [("train.z_loss", self.z_loss), ("train.label_smoothing", self.label_smoothing)];
+        match beside.into_iter().find(|(_, value)| *value != 0.0) {
+            Some((key, value)) => Err(Error::invalid_option(key, "0 beside `distill.teacher`", value)),
+            None => Ok(()),
+        }
     }
 
     fn validate_preference(&self) -> Result<()> {

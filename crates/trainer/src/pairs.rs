@@ -3,7 +3,8 @@
 //! Sample `2 i` is a chosen answer, sample `2 i + 1` the rejected one. Of rows with a label, sample `2 i` is the row's answer and sample
 //! `2 i + 1` that of the row before, as TRL pairs them; only the first takes part in the step. The pass computes the log-probability of each, under the model and
 //! without its adapter, and keeps no activations. Micro-batch-major it goes through the step's micro-batches one by one. Layer-major it
-//! takes all of them through each block together, so that weights in files are read once.
+//! takes all of them through each block together, so that weights in files are read once. A reference that is a model of its own computes
+//! one micro-batch at a time.
 
 use t5::{EvalContext, MicroBatch, T5};
 
@@ -47,7 +48,8 @@ impl Trainer {
         for cut in cut.chunks(if together { cut.len().max(1) } else { 1 }) {
             let micro_batches = cut.iter().map(|samples| gather(batch, samples, first_sample, &self.model));
             let of_model = (micro_batches.collect::<Result<_>>()?, together);
-            let Some(streams) = losses(&self.model, of_model, preference, &cx, interrupted)? else { return Ok(None) };
+            let models = (&self.model, self.frozen.as_deref());
+            let Some(streams) = losses(models, of_model, preference, &cx, interrupted)? else { return Ok(None) };
             for (stream, losses) in streams.into_iter().enumerate() {
                 for (&sample, loss) in cut.iter().flatten().zip(losses) {
                     pairs[sample / 2].stream(stream)[sample % 2] = -loss;
@@ -103,22 +105,33 @@ impl Trainer {
 }
 
 /// The cross-entropy of each sample of some micro-batches, in their order: under the model and, if the loss compares with it, under the
-/// reference. `together`: both in one pass. `None` if `interrupted` returned true.
+/// reference: the model without its adapter, or `frozen`. `together`: all micro-batches, and both of the model, in one pass. `None` if
+/// `interrupted` returned true.
+///
+/// # Errors
+/// An operation fails; [`Error::InvalidOption`] if the reference is a model that is not there.
 pub(crate) fn losses(
-    model: &T5,
+    (model, frozen): (&T5, Option<&T5>),
     (of_model, together): (Vec<MicroBatch>, bool),
     preference: &Preference,
     cx: &EvalContext,
     interrupted: &dyn Fn() -> bool,
 ) -> Result<Option<Vec<Vec<f64>>>> {
-    let mut streams = vec![of_model];
-    if preference.loss.has_reference() {
-        streams.push(streams[0].iter().cloned().map(MicroBatch::without_adapter).collect());
-    }
-    let count = streams[0].len();
-    let passes = if together { vec![streams.concat()] } else { streams };
+    let count = of_model.len();
+    let without_adapter = || of_model.iter().cloned().map(MicroBatch::without_adapter).collect::<Vec<_>>();
+    let passes: Vec<(&T5, Vec<MicroBatch>)> = match (preference.loss.has_reference(), preference.has_reference_model) {
+        (false, _) => vec![(model, of_model)],
+        (true, false) if together => vec![(model, [of_model.clone(), without_adapter()].concat())],
+        (true, false) => vec![(model, of_model.clone()), (model, without_adapter())],
+        (true, true) => {
+            let expected = "a model that the trained one is compared with";
+            let frozen = frozen.ok_or_else(|| Error::invalid_option("preference.reference", expected, "none"))?;
+            let of_reference = of_model.clone().into_iter().map(|micro_batch| (frozen, vec![micro_batch]));
+            std::iter::once((model, of_model)).chain(of_reference).collect()
+        }
+    };
     let mut losses = Vec::new();
-    for pass in &passes {
+    for (model, pass) in &passes {
         let Some(of_pass) = model.losses_of_samples(pass, cx, interrupted)? else { return Ok(None) };
         losses.extend(of_pass);
     }

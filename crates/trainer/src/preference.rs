@@ -22,7 +22,7 @@
 //!
 //! Invariants:
 //! * The weights depend on the whole batch's pairs in their order, on no cut and no number of processes.
-//! * The reference is the model without its adapter, so it takes no memory.
+//! * The reference is the model without its adapter, so it takes no memory, or a frozen model beside it ([`crate::Trainer::compare_with`]).
 
 use serde::{Deserialize, Serialize};
 
@@ -143,6 +143,9 @@ pub struct Preference {
     /// The weight of desirable and of other answers in [`PreferenceLoss::Kto`].
     #[serde(default = "equal_weights")]
     pub weights: [f64; 2],
+    /// Whether the reference is a frozen model beside the trained one, rather than that one without its adapter.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_reference_model: bool,
 }
 
 /// The weights in checkpoints that have none.
@@ -235,7 +238,7 @@ impl PreferenceStats {
 impl Preference {
     /// A loss with its usual β.
     pub fn usual(loss: PreferenceLoss) -> Self {
-        Self { loss, beta: loss.usual_beta(), gamma: 1.0, weights: equal_weights() }
+        Self { loss, beta: loss.usual_beta(), gamma: 1.0, weights: equal_weights(), has_reference_model: false }
     }
 
     /// `-log σ(β (chosen - rejected) - γ)`.

@@ -28,6 +28,7 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::rc::Rc;
 
 use candle_core::Tensor;
 use t5::step::count::{Counter, Precisions, Shape};
@@ -75,6 +76,8 @@ pub struct Trainer {
     offload: Files,
     /// The processes of this training.
     parallel: Option<Parallel>,
+    /// A model beside the trained one, which is only read.
+    pub(crate) frozen: Option<Rc<T5>>,
     step: u64,
     non_finite_in_a_row: u32,
     last_score: Option<Score>,
@@ -100,7 +103,7 @@ impl Trainer {
         let trained: HashSet<&str> = names.map(|(parameter, _)| parameter.name.as_str()).collect();
         let is_trained = |parameter: &t5::Parameter| trained.contains(parameter.name.as_str());
         let gradients = Gradients::new(model.parameters(), options.gradient_dtype(), &is_trained);
-        if options.preference.is_some_and(|preference| preference.loss.has_reference()) {
+        if options.preference.is_some_and(|of| of.loss.has_reference() && !of.has_reference_model) {
             // The reference is the model without its adapter: nothing else may have been trained.
             if let Some(name) = trained.iter().find(|name| !t5::is_of_adapter(name)) {
                 let expected = "an adapter, and nothing else that trains, for a loss with a reference";
@@ -134,6 +137,7 @@ impl Trainer {
             counter,
             offload: Files::in_directory(&std::env::temp_dir()),
             parallel: None,
+            frozen: None,
             step: 0,
             non_finite_in_a_row: 0,
             last_score: None,
@@ -145,6 +149,28 @@ impl Trainer {
     /// Sets the directory of files of activations and gradients, for plans that need them. The default is the system's own.
     pub fn offload_to(&mut self, files: Files) {
         self.offload = files;
+    }
+
+    /// Puts a model beside the trained one, which is only read: the reference of [`crate::preference::Preference::has_reference_model`], or
+    /// the teacher of [`TrainerOptions::distillation`].
+    /// Its weights may lie in files. Called before the first step.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`]: it has other entries in its vocabulary, or computes elsewhere.
+    pub fn compare_with(&mut self, frozen: T5) -> Result<()> {
+        let [own, others] = [&self.model, &frozen].map(|model| (model.config().vocab_size, model.device().is_cpu()));
+        if own != others {
+            let words =
+                |(entries, is_cpu)| format!("{entries} entries {}", if is_cpu { "on the CPU" } else { "on a device" });
+            return Err(Error::invalid_option("a frozen model", &words(own), words(others)));
+        }
+        self.frozen = Some(Rc::new(frozen));
+        Ok(())
+    }
+
+    /// The model beside the trained one.
+    pub fn frozen(&self) -> Option<&Rc<T5>> {
+        self.frozen.as_ref()
     }
 
     /// Makes every step from now on together with other processes, which have the same model, options and state. Called before
@@ -329,6 +355,13 @@ impl Trainer {
                 }
             }
         };
+        let taught = match self.options.distillation {
+            None => None,
+            Some(_) => match self.teacher_states(batch, (&cut, share.first_sample), &stops).transpose() {
+                None => return Ok(StepOutcome::Interrupted),
+                Some(states) => Some(states.map_err(Error::before_any_change)?),
+            },
+        };
         match plan.levers.layer_major {
             // An interrupted step may have left part of a gradient.
             None => self.gradients.clear(),
@@ -348,8 +381,14 @@ impl Trainer {
         let graph_micro_batches = self.model.micro_batches_as_graphs();
         let result = {
             let (model, gradients, files) = (&self.model, &mut self.gradients, &self.offload);
+            let teacher = self.frozen.as_ref().zip(self.options.distillation);
+            let mut states = taught.into_iter().flatten();
             let gathered = cut.iter().map(|samples| {
                 let micro_batch = gather(batch, samples, share.first_sample, model)?;
+                let micro_batch = match (teacher, states.next()) {
+                    (Some((teacher, of)), Some(states)) => teacher.teach(micro_batch, states, of.into()),
+                    _ => micro_batch,
+                };
                 let pulled = pulled.as_ref().zip(contrastive.as_ref());
                 Ok(match (&weighed, pulled) {
                     (Some((weights, _)), _) => {
@@ -379,7 +418,8 @@ impl Trainer {
         };
         let verdict = update.verdict;
         (stats.loss, stats.grad_norm) = (update.loss, update.grad_norm);
-        stats.objective = (cx.token_loss != TokenLoss::default()).then_some(update.objective);
+        let has_objective = cx.token_loss != TokenLoss::default() || self.options.distillation.is_some();
+        stats.objective = has_objective.then_some(update.objective);
         if let Some((_, preference)) = &weighed {
             (stats.loss, stats.objective) = (preference.cross_entropy, Some(preference.loss));
             stats.preference = Some(*preference);

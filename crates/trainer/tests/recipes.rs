@@ -12,6 +12,7 @@ use serde_json::Value;
 use t5::T5;
 use t5::peft::AdapterDirectory;
 use trainer::adamw::AdamwOptions;
+use trainer::distillation::Distillation;
 use trainer::groups::Group;
 use trainer::lion::LionOptions;
 use trainer::preference::{Preference, PreferenceLoss};
@@ -78,10 +79,16 @@ fn options(case: &Value) -> TrainerOptions {
             gamma: number("preference.gamma").unwrap_or(usual.gamma),
             weights: ["desirable", "undesirable"]
                 .map(|side| number(&format!("preference.{side}_weight")).unwrap_or(1.0)),
+            has_reference_model: case["recipe"]["preference.reference"].is_string(),
             ..usual
         }
     });
+    let distillation = case["recipe"]["distill.teacher"].as_str().map(|_| Distillation {
+        alpha: number("distill.alpha").unwrap(),
+        temperature: number("distill.temperature").unwrap(),
+    });
     TrainerOptions {
+        distillation,
         dropout: 0.0,
         precision: Precision::F64,
         grad_clip_norm: 1.0,
@@ -116,6 +123,13 @@ fn fifty_steps_of_each_recipe_are_those_of_torch() {
         let has_labels = options.preference.is_some_and(|of| of.loss.has_labels());
         let are_pairs = options.preference.is_some() && !has_labels;
         let mut trainer = Trainer::new(model(&golden["base"], &case["adapter"]), options).unwrap();
+        if case["recipe"]["preference.reference"].is_string() {
+            trainer.compare_with(model(&golden["base"], &Value::Null)).unwrap();
+        }
+        if case["recipe"]["distill.teacher"].is_string() {
+            let teacher = T5::load(&goldens("tests/goldens/recipes/teacher"), DType::F64, &device()).unwrap();
+            trainer.compare_with(teacher).unwrap();
+        }
         for step in 0..STEPS as usize {
             let (sources, targets) = samples(&batches[step % batches.len()], are_pairs);
             // No plan changes the numbers: each step has another one.

@@ -231,6 +231,7 @@ fn plan(
         saves: false,
         wanted: Wanted::Undominated(None),
         base: None,
+        frozen: None,
         processes: planner::Processes::default(),
         lengths: &[],
     };

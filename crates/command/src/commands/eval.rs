@@ -207,9 +207,10 @@ fn config(flags: &EvalArgs, Adapted { directory, adapter }: &Adapted) -> Outcome
             // The run of the adapter is the later one.
             let trained = adapter.iter().map(PathBuf::as_path).chain([flags.model.as_path()]);
             apply_run(&mut values, trained, &flags.data)?;
-            let needs_adapter = config::preference::from_values(&values).is_some_and(|of| of.loss.has_reference());
-            // Rows whose columns are named have one answer, and a merged model has no reference.
-            if flags.columns.keys().next().is_some() || needs_adapter && adapter.is_none() {
+            let preference = config::preference::from_values(&values).filter(|of| of.loss.has_reference());
+            let has_reference = preference.is_none_or(|of| adapter.is_some() && !of.has_reference_model);
+            // Rows whose columns are named have one answer. Neither a merged model nor a whole one has its reference beside it.
+            if flags.columns.keys().next().is_some() || !has_reference {
                 KEYS.iter().filter(|key| is_of_preference(key.name)).try_for_each(|key| values.reset(key.name))?;
             }
         }

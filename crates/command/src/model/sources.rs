@@ -1,5 +1,5 @@
-//! The files beside a run on which its result depends, and which its checkpoints do not hold: the weights below an adapter, and their
-//! quantised copy in the run's directory.
+//! The files beside a run on which its result depends, and which its checkpoints do not hold: the weights below an adapter, their
+//! quantised copy in the run's directory, and those of a frozen model beside the trained one.
 //!
 //! They are a part of the run's identity, by their digests. So a run never goes on beside other weights unnoticed, and one whose files were
 //! only moved does.
@@ -12,7 +12,7 @@ use trainer::{FileDigests, digests_of};
 
 use crate::config::Config;
 use crate::failure::Outcome;
-use crate::model::base;
+use crate::model::{base, model_directory};
 
 /// The part of the identity, as `--allow-changed` names it.
 pub const PART: &str = "base";
@@ -58,8 +58,12 @@ impl Sources {
 
 /// The name and the files of each source; no files where they are still to be made. Another source is one row more.
 fn rows(config: &Config, init_from: Option<&Path>, root: &Path) -> Outcome<Vec<(String, Option<Vec<PathBuf>>)>> {
-    let (Some(_), Some(model)) = (&config.lora, init_from) else { return Ok(Vec::new()) };
-    let mut rows = vec![("model.init_from".to_owned(), Some(t5::weight_files(model)?))];
+    let mut rows = Vec::new();
+    if let Some(of) = &config.frozen {
+        rows.push((of.key.to_owned(), Some(t5::weight_files(&model_directory::find(&of.named)?)?)));
+    }
+    let (Some(_), Some(model)) = (&config.lora, init_from) else { return Ok(rows) };
+    rows.push(("model.init_from".to_owned(), Some(t5::weight_files(model)?)));
     if let Some(copy) = base::copy_of(model, config.model.base_precision, root)? {
         let files = t5::weight_files(&copy).ok().map(|files| [files, vec![copy.join("config.json")]].concat());
         rows.push((base::shown_name(&copy), files.filter(|files| files.iter().all(|file| file.is_file()))));

@@ -92,6 +92,7 @@ pub fn choose(
         return Ok(config);
     }
     let stays = match found.map(saved_state).transpose()? {
+        _ if config.frozen.is_some() => "a model beside the trained one is read on the CPU",
         _ if processes > 1 => "several processes compute on GPUs where `--device` names them",
         Some(saved) => return resume(config, opened, saved.kernels.as_ref()),
         None if !has_card() => return Ok(config),

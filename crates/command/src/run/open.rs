@@ -22,6 +22,7 @@ use crate::files::sentence_transformers::Modules;
 use crate::machine::device;
 use crate::machine::device::DeviceBaseline;
 use crate::machine::stages::{self, Stages};
+use crate::model::frozen::Frozen;
 use crate::model::model_directory;
 use crate::screen::report;
 
@@ -43,6 +44,8 @@ pub struct Opened {
     pub stored: Option<t5::StoredWeights>,
     /// The directory of `lora.init_from`.
     pub adapter: Option<PathBuf>,
+    /// The model beside the trained one that is only read.
+    pub frozen: Option<Frozen>,
     /// Training rows.
     pub train: Arc<Dataset>,
     /// Validation rows, if any.
@@ -122,6 +125,8 @@ impl Opened {
             }
             _ => None,
         };
+        let of_frozen = config.frozen.as_ref();
+        let frozen = of_frozen.map(|of| Frozen::open(of, (&model, &tokenizer), &device)).transpose()?;
         let columns = reading.objective.columns();
         let open = |files: &[PathBuf], page_map: Option<KeptPageMap>| -> Outcome<Arc<Dataset>> {
             let options = DatasetOptions {
@@ -152,6 +157,7 @@ impl Opened {
             init_from,
             stored,
             adapter,
+            frozen,
             train,
             validation,
             kept_page_map,

@@ -29,6 +29,7 @@ pub fn evaluation(config: &Config, opened: &Opened, plan: &Plan) -> Settings {
         examples: config.train.sample_generations,
         wrong_examples: false,
         preference: config.preference,
+        reference: None,
         labels: opened.model.head.labels().cloned(),
         contrastive: config.embedding.clone().map(|of| (of, config.train.batch_size)),
         loader: open::loader_options(config, opened),

@@ -28,7 +28,13 @@ pub fn of<'a>(config: &Config, opened: &'a Opened, loader: &'a DataLoader) -> Ru
         window_blocks: config.data.shuffle.then_some(config.data.window_blocks),
         read: rows_read(config, opened.estimated_rows.unwrap_or_else(|| opened.epoch_samples())),
     });
-    RunData { feed, evaluated, stored: opened.stored }
+    let frozen = opened.frozen.as_ref().map(|of| planner::Frozen {
+        called: of.called,
+        model: &of.config,
+        stored: of.stored,
+        is_evaluated: config.preference.is_some(),
+    });
+    RunData { feed, evaluated, stored: opened.stored, frozen }
 }
 
 /// The number of rows that the run reads.

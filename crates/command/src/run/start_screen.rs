@@ -205,7 +205,11 @@ fn recipe(config: &Config, options: &TrainerOptions, total: u64) -> String {
         let rows = if of.loss.has_labels() { "labels" } else { "pairs" };
         format!("; minimises {} of {rows}, beta {}", of.loss.name().to_uppercase(), of.beta)
     });
-    let beside = [share, z_loss, preference].into_iter().flatten().collect::<String>();
+    let distillation = config
+        .distillation
+        .map(|of| format!("; learns {} of the loss from a teacher, at temperature {}", of.alpha, of.temperature));
+    let frozen = config.frozen.as_ref().map(|frozen| format!("; {}: {}", frozen.called, frozen.named.display()));
+    let beside = [share, z_loss, preference, distillation, frozen].into_iter().flatten().collect::<String>();
     format!(
         "{name}, {learning_rate}{scaled}; {} a step; dropout {}; {} activations, {weights}; {clip}{beside}",
         plural(train.batch_size as u64, "sample"),

@@ -4,6 +4,7 @@
 //! cover only the first of them, because generating costs far more than scoring.
 
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::{Arc, Once};
 
 use collective::Group;
@@ -50,6 +51,8 @@ pub struct Settings {
     pub wrong_examples: bool,
     /// The loss by which right and rejected answers are compared, if rows have both.
     pub preference: Option<Preference>,
+    /// The reference of that loss, if it is a model of its own.
+    pub reference: Option<Rc<T5>>,
     /// The labels of a classifier.
     pub labels: Option<t5::Labels>,
     /// The loss of vectors, of as many rows at a time.
@@ -316,6 +319,7 @@ impl Settings {
             examples: self.examples,
             wrong_examples: self.wrong_examples,
             preference: self.preference,
+            reference: self.reference.clone(),
             labels: self.labels.clone(),
             contrastive: self.contrastive.as_ref().map(|(of, _)| of.clone()),
         }

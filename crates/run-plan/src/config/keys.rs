@@ -203,11 +203,16 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("lora.modules_to_save", Parts, &[], "[]", "layers whose own weights are trained and saved with the adapter"),
     key("lora.init_from", Name, NONE, "\"none\"", "adapter to continue from: a directory written by PEFT or an earlier run"),
 
-    key("preference.loss", OneOf(&["dpo", "orpo", "simpo", "kto"]), NONE, "\"none\"", "loss of rows with a chosen and a rejected answer, or for kto with one answer and a label; dpo and kto compare with the model without its adapter; none: the cross-entropy of one answer"),
+    key("preference.loss", OneOf(&["dpo", "orpo", "simpo", "kto"]), NONE, "\"none\"", "loss of rows with a chosen and a rejected answer, or for kto with one answer and a label; dpo and kto compare with the model without its adapter, or with preference.reference; none: the cross-entropy of one answer"),
+    key("preference.reference", Name, NONE, "\"none\"", "dpo and kto: model that answers are compared with, read from its files: a Hugging Face directory, a run, or a hub id in the local cache; none: the model without its adapter"),
     key("preference.beta", Number(1e-9, 1e9), AUTO, "\"auto\"", "scale of the comparison; auto: 0.1, and 2 for simpo"),
     key("preference.gamma", Number(0.0, 1e9), AUTO, "\"auto\"", "simpo: by how much a chosen answer should lead; auto: 1"),
     key("preference.desirable_weight", Number(0.0, 1e9), &[], "1.0", "kto: weight of desirable answers"),
     key("preference.undesirable_weight", Number(0.0, 1e9), &[], "1.0", "kto: weight of the other answers"),
+
+    key("distill.teacher", Name, NONE, "\"none\"", "larger model of the same vocabulary whose logits a student learns, read from its files: a Hugging Face directory, a run, or a hub id in the local cache; none: no teacher"),
+    key("distill.alpha", Number(0.0, 1.0), &[], "0.5", "share of the teacher in the loss; the cross-entropy has the rest"),
+    key("distill.temperature", Number(1e-3, 1e6), &[], "2.0", "logits of student and teacher are divided by this"),
 
     key("embedding.loss", OneOf(&["mnr", "triplet"]), &[], "\"mnr\"", "loss of vectors: mnr (multiple negatives ranking, InfoNCE) finds the positive among all texts of a step, triplet compares with the row's negative"),
     key("embedding.temperature", Number(1e-6, 1e6), &[], "0.05", "mnr: cosines are divided by this; 0.05 is a scale of 20"),

@@ -15,8 +15,10 @@ pub mod aliases;
 mod batch_size;
 mod data;
 mod denoisers;
+pub mod distill;
 pub mod embedding;
 pub mod evaluating;
+mod frozen;
 pub mod generation;
 pub mod groups;
 pub mod keys;
@@ -37,6 +39,7 @@ mod written;
 use std::path::PathBuf;
 
 pub use data::{BadRows, Columns, Data, DataTask, Denoiser, Mixing, Noise, Objective, Tasks};
+pub use frozen::Frozen;
 pub use generation::Generation;
 pub use memory::{Memory, PricesFrom};
 pub use optimizer::Optimizer;
@@ -69,6 +72,10 @@ pub struct Config {
     pub embedding: Option<trainer::contrastive::Contrastive>,
     /// `preference.*`: the loss of pairs of answers, if there is one.
     pub preference: Option<trainer::preference::Preference>,
+    /// `distill.*`: the share of a teacher in the loss, if there is one.
+    pub distillation: Option<trainer::distillation::Distillation>,
+    /// `preference.reference` or `distill.teacher`: a model beside the trained one that is only read.
+    pub frozen: Option<Frozen>,
     /// `schedule.*`
     pub schedule: Schedule,
     /// `generation.*`
@@ -286,6 +293,8 @@ impl Config {
             lora,
             parallel,
             preference,
+            distillation: distill::from_values(&values),
+            frozen: Frozen::from_values(&values),
             embedding,
             task: task::Task::from_values(&values),
             optimizer,
@@ -376,6 +385,7 @@ impl Config {
         evaluating::check(self, self.data.may_have_validation())?;
         parallel::check(self)?;
         preference::check(self)?;
+        distill::check(self)?;
         embedding::check(self)?;
         Ok(())
     }

@@ -13,6 +13,7 @@ pub fn from_values(values: &Values) -> Option<Preference> {
         beta: values.number("preference.beta").unwrap_or(usual.beta),
         gamma: values.number("preference.gamma").unwrap_or(usual.gamma),
         weights: ["desirable", "undesirable"].map(|side| values.required_number(&format!("preference.{side}_weight"))),
+        has_reference_model: usual.loss.has_reference() && values.text("preference.reference").is_some(),
         ..usual
     })
 }
@@ -22,21 +23,23 @@ pub fn check(config: &Config) -> Outcome<()> {
     let Some(preference) = config.preference else { return Ok(()) };
     let (values, name) = (&config.values, preference.loss.name());
     let origin = values.origin("preference.loss");
-    if preference.loss.has_reference() && config.lora.is_none() {
+    let needs_base = preference.loss.has_reference() && !preference.has_reference_model;
+    if needs_base && config.lora.is_none() {
+        let first =
+            config.model.init_from.as_deref().map_or_else(|| "DIR".to_owned(), |path| path.display().to_string());
         return Err(Failure::usage(format!(
-            "`preference.loss = \"{name}\"` ({origin}) compares the model with itself without an adapter, and there is no adapter"
+            "`preference.loss = \"{name}\"` ({origin}) compares the model with a reference, and there is neither an adapter nor `preference.reference`"
         ))
-        .hint("`--lora` trains one beside the weights of `--model`")
+        .hint(format!("`--set preference.reference={first}` compares with the weights of that model, read from its files"))
+        .hint("`--lora` trains an adapter, and the reference is the model without it")
         .hint("`--set preference.loss=orpo` and `simpo` need no reference"));
     }
-    if let Some(adapter) =
-        config.lora.as_ref().filter(|of| preference.loss.has_reference() && !of.lora.modules_to_save.is_empty())
-    {
+    if let Some(adapter) = config.lora.as_ref().filter(|of| needs_base && !of.lora.modules_to_save.is_empty()) {
         return Err(Failure::usage(format!(
             "`lora.modules_to_save` trains {} itself, and `preference.loss = \"{name}\"` ({origin}) needs it as it was",
             adapter.lora.modules_to_save.join(", ")
         ))
-        .hint("leave out `lora.modules_to_save`, or use `--set preference.loss=orpo`"));
+        .hint("leave out `lora.modules_to_save`, or name the model as it was: `--set preference.reference=DIR`"));
     }
     if preference.loss.has_labels() && config.train.batch_size < 2 {
         return Err(Failure::usage(format!(

@@ -35,6 +35,7 @@ const RULES: &[Rule] = &[
             "data.chosen_column",
             "data.rejected_column",
             "data.label_column",
+            "preference.reference",
             "preference.beta",
             "preference.gamma",
             "preference.desirable_weight",
@@ -80,6 +81,16 @@ const RULES: &[Rule] = &[
         keys: &["data.response_column"],
         has_effect: |config, _| config.preference.is_none_or(|of| of.loss.has_labels()),
         why: "rows of preferences have `data.prompt_column`, `data.chosen_column` and `data.rejected_column`",
+    },
+    Rule {
+        keys: &["distill.alpha", "distill.temperature"],
+        has_effect: |config, _| config.distillation.is_some(),
+        why: "it is for `distill.teacher`",
+    },
+    Rule {
+        keys: &["preference.reference"],
+        has_effect: |config, _| config.preference.is_none_or(|of| of.loss.has_reference()),
+        why: "it is for `preference.loss = \"dpo\"` and `\"kto\"`",
     },
     Rule {
         keys: &["preference.gamma"],

@@ -8,6 +8,7 @@ pub(crate) mod adamw_int8;
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;
 pub(crate) mod decoding;
+pub(crate) mod distillation;
 pub(crate) mod dora;
 pub(crate) mod dropout;
 pub(crate) mod embedding;

@@ -15,6 +15,7 @@ pub(crate) mod block;
 pub(crate) mod classifier;
 pub(crate) mod feed_forward;
 pub(crate) mod linear;
+pub(crate) mod logit_head;
 pub(crate) mod norm;
 pub(crate) mod residual;
 pub(crate) mod stack;

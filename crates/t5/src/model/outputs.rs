@@ -1,11 +1,12 @@
 //! The outputs of models that make no text: vectors of an encoder, and the outputs of a classifier.
 
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
+use t5_ops::Distillation;
 
 use super::T5;
 use crate::context::StepContext;
 use crate::error::Result;
-use crate::micro_batch::{MicroBatch, pad};
+use crate::micro_batch::{MicroBatch, Taught, pad};
 use crate::pooling::Pooling;
 use crate::step::inference::infer;
 use crate::step::schedule::Outline;
@@ -72,6 +73,30 @@ impl T5 {
             }
         }
         Ok(Some(vectors))
+    }
+
+    /// The decoder's output (B, T, D) for a micro-batch, without dropout. `interrupted` is asked before every block; `None` when it returned
+    /// true.
+    ///
+    /// # Errors
+    /// An operation fails, or a weight cannot be read.
+    pub fn states(
+        &self,
+        batch: &MicroBatch,
+        activations: DType,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Tensor>> {
+        let events = Outline::inference(&self.config, self.has_paged_weights()).forward_only(true);
+        let cx = StepContext::without_dropout(activations, 1);
+        let step = infer(&self.network, &events, &cx, std::slice::from_ref(batch), interrupted)?;
+        Ok(step.and_then(|mut step| step.take_output()))
+    }
+
+    /// The micro-batch, where a step of another model minimises `of` beside the logits that this model's head makes of its `states`
+    /// ([`T5::states`]).
+    #[must_use]
+    pub fn teach(&self, batch: MicroBatch, states: Tensor, of: Distillation) -> MicroBatch {
+        MicroBatch { taught: Some(Taught { states, head: self.network.logit_head(), of }), ..batch }
     }
 
     /// The outputs of a classifier, row after row: for each source, or for each position of the padded rectangle.

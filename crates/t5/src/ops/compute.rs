@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Tensor};
 use t5_ops::{
-    Activation, AddedProduct, CrossEntropy, Dropout, LossSums, Quantised, RelativePosition, Rope, TokenLoss, Weight,
+    Activation, AddedProduct, CrossEntropy, Distillation, Dropout, LossSums, Quantised, RelativePosition, Rope,
+    TokenLoss, Weight,
 };
 
 use super::files::Files;
@@ -257,6 +258,17 @@ impl Ops for Tensor {
         soft_cap: Option<f64>,
     ) -> Result<(LossSums, Self)> {
         Ok(t5_ops::logit_cross_entropy_backward(logits, labels, gradient_scale, loss, soft_cap)?)
+    }
+
+    fn distillation_backward(
+        logits: Self,
+        teacher: &Self,
+        labels: &[u32],
+        gradient_scale: f64,
+        of: Distillation,
+        soft_cap: Option<f64>,
+    ) -> Result<(LossSums, Self)> {
+        Ok(t5_ops::distillation_backward(logits, teacher, labels, gradient_scale, of, soft_cap)?)
     }
 
     fn adapted_row_norms(weight: Matrix<Self>, a: &Self, b: &Self, scale: f64) -> Result<Self> {

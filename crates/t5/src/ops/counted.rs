@@ -11,7 +11,8 @@ use std::rc::Rc;
 
 use candle_core::DType;
 use t5_ops::{
-    Activation, AttentionSizes, CrossEntropy, Dropout, LossSums, Mask, Needs, Path, RelativePosition, Rope, TokenLoss,
+    Activation, AttentionSizes, CrossEntropy, Distillation, Dropout, LossSums, Mask, Needs, Path, RelativePosition,
+    Rope, TokenLoss,
 };
 
 use super::{Attended, AttentionSettings, Files, Matrix, NormWeight, Ops, Position};
@@ -447,6 +448,18 @@ impl Ops for Counted {
         soft_cap: Option<f64>,
     ) -> Result<(LossSums, Self)> {
         logits.loses(t5_ops::logit_cross_entropy_needs(logits.path(), logits.elements(), logits.dtype, soft_cap));
+        Ok((LossSums::default(), logits))
+    }
+
+    fn distillation_backward(
+        logits: Self,
+        _: &Self,
+        _: &[u32],
+        _: f64,
+        _: Distillation,
+        soft_cap: Option<f64>,
+    ) -> Result<(LossSums, Self)> {
+        logits.loses(t5_ops::distillation_needs(logits.path(), logits.elements(), logits.dtype, soft_cap));
         Ok((LossSums::default(), logits))
     }
 

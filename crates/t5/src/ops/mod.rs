@@ -19,7 +19,9 @@ pub(crate) use counted::{Counted, Ledger, Work};
 pub use files::Files;
 pub(crate) use t5_ops::Kept;
 pub(crate) use t5_ops::Position;
-use t5_ops::{Activation, CrossEntropy, Dropout, LossSums, Mask, Quantisation, RelativePosition, Rope, TokenLoss};
+use t5_ops::{
+    Activation, CrossEntropy, Distillation, Dropout, LossSums, Mask, Quantisation, RelativePosition, Rope, TokenLoss,
+};
 
 use crate::error::Result;
 use crate::pooling::Pooling;
@@ -289,6 +291,15 @@ pub trait Ops: Clone + Debug + Sized {
         labels: &[u32],
         gradient_scale: f64,
         loss: TokenLoss,
+        soft_cap: Option<f64>,
+    ) -> Result<(LossSums, Self)>;
+    /// The losses beside a teacher's logits (.., V); see [`t5_ops::distillation_backward`]. The gradient takes the memory of the logits.
+    fn distillation_backward(
+        logits: Self,
+        teacher: &Self,
+        labels: &[u32],
+        gradient_scale: f64,
+        of: Distillation,
         soft_cap: Option<f64>,
     ) -> Result<(LossSums, Self)>;
     /// The lengths of the rows of `W + scale · B A`, (out).

@@ -248,6 +248,16 @@ impl Counter {
         self
     }
 
+    /// Counts for steps that compare with the logits of this teacher, which has parameters of this dtype in its files.
+    ///
+    /// # Errors
+    /// The config is not a T5's.
+    pub fn learning_from(mut self, teacher: &Config, dtype: DType) -> Result<Counter> {
+        let rehearsals = [Some(&mut self.rehearsal), self.with_copies.as_mut()];
+        rehearsals.into_iter().flatten().try_for_each(|rehearsal| rehearsal.learn_from(teacher, dtype))?;
+        Ok(self)
+    }
+
     /// Counts for steps whose micro-batches are [pulled](crate::MicroBatch::pulled) by the gradients of vectors.
     pub fn pulling_vectors(mut self, pooling: Pooling) -> Counter {
         let rehearsals = [Some(&mut self.rehearsal), self.with_copies.as_mut()];

@@ -60,6 +60,7 @@ impl Session {
     /// The settings of each evaluation: of all rows, or of the rows of each task with its name and its prefix.
     fn settings_of_tasks(&self) -> Vec<(Option<String>, Settings)> {
         let settings = options::evaluation(&self.config, &self.opened, &self.plan);
+        let settings = Settings { reference: self.trainer.frozen().cloned(), ..settings };
         let Some(mixture) = &self.opened.mixture else { return vec![(None, settings)] };
         let mut end = 0;
         let of_tasks = mixture.tasks().iter().zip(&self.opened.validation_of_tasks).map(|(task, rows)| {

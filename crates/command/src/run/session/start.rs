@@ -177,6 +177,9 @@ impl Session {
         let (files, dtype) = (planner::files(run.root(), &now, &plan), options.parameter_dtype());
         let at_first = FirstModel { config: &config, opened: &opened, dtype };
         let mut trainer = at_first.trainer(found.as_ref(), options, (&plan, &files), share)?;
+        if let Some(frozen) = &opened.frozen {
+            trainer.compare_with(frozen.load(dtype, &files)?)?;
+        }
         trainer.offload_to(files);
         if let Some(parallel) = parallel {
             trainer.join(parallel, config.parallel.sharding)?;

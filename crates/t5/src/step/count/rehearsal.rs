@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
 use candle_core::DType;
-use t5_ops::{Calls, Mask, TokenLoss};
+use t5_ops::{Calls, Distillation, Mask, TokenLoss};
 
 use super::{BlockArithmetic, Precisions, Shape};
 use crate::config::Config;
@@ -12,7 +12,8 @@ use crate::context::{Noise, StepContext};
 use crate::error::Result;
 use crate::gradients::Gradients;
 use crate::layers::attention::SourceGradient;
-use crate::micro_batch::MicroBatch;
+use crate::layers::logit_head::LogitHead;
+use crate::micro_batch::{MicroBatch, Taught};
 use crate::network::Network;
 use crate::ops::{Counted, Kept, Ledger, Ops, Work};
 use crate::parameters::{PagingGranularity, Parameter, ParameterSpec, Part, Weight};
@@ -105,6 +106,8 @@ pub(super) struct Rehearsal {
     cx: StepContext,
     /// Whether each sample's cross-entropy has a weight.
     weighs_samples: bool,
+    /// The head and the width of a teacher whose logits the loss compares with.
+    teacher: Option<(LogitHead<Counted>, usize)>,
     /// How vectors are made whose gradients are what backward begins with.
     pulls: Option<Pooling>,
     /// For each block of encoder and decoder, the first block that is like it.
@@ -169,6 +172,7 @@ impl Rehearsal {
             trains_tables,
             cx,
             weighs_samples: false,
+            teacher: None,
             pulls: None,
             like,
             remembered,
@@ -181,6 +185,15 @@ impl Rehearsal {
 
     pub fn weigh_samples(&mut self) {
         self.weighs_samples = true;
+    }
+
+    /// # Errors
+    /// The teacher's activation is not known.
+    pub fn learn_from(&mut self, teacher: &Config, dtype: DType) -> Result<()> {
+        let parameters = parameters(&ParameterSpec::all(teacher), dtype, &self.ledger);
+        let network = Network::new(teacher, &parameters, &[], true)?;
+        self.teacher = Some((network.logit_head(), teacher.stack(true).width));
+        Ok(())
     }
 
     pub fn pull_vectors(&mut self, pooling: Pooling) {
@@ -248,7 +261,14 @@ impl Rehearsal {
         let (ledger, mut gradients) = (&self.ledger, self.gradients.borrow_mut());
         let weights = (self.weighs_samples && matches!(scene, Scene::Head { .. })).then(Vec::new);
         let vectors = self.pulls.map(|pooling| VectorGradients { pooling, values: Vec::new() });
-        let batches = [MicroBatch { weights, vectors, ..batch(ledger, shape) }];
+        let taught =
+            self.teacher.as_ref().filter(|_| matches!(scene, Scene::Head { .. })).map(|(head, width)| Taught {
+                // The states are counted with the batch.
+                states: ledger.beside(&[shape.samples, shape.target_tokens, *width], self.cx.activations),
+                head: head.clone(),
+                of: Distillation { alpha: 1.0, temperature: 1.0 },
+            });
+        let batches = [MicroBatch { weights, vectors, taught, ..batch(ledger, shape) }];
         let cx = match scene {
             Scene::Head { chunk_rows } => StepContext { loss_chunk_rows: chunk_rows, ..self.cx },
             _ => self.cx,
@@ -414,6 +434,7 @@ pub(super) fn batch(ledger: &Ledger, shape: Shape) -> MicroBatch<Counted> {
         weights: None,
         vectors: None,
         skips_adapter: false,
+        taught: None,
     }
 }
 

@@ -1,0 +1,122 @@
+//! The loss on the CPU, a row at a time.
+
+use candle_core::{Result, Tensor};
+
+use super::Distillation;
+use crate::dispatch::rows_and_width;
+use crate::ops::cross_entropy::IGNORED_LABEL;
+use crate::ops::token_loss::LossSums;
+use crate::parallel::{Shared, for_each_rows};
+use crate::storage::{Element, View, update, with_element};
+use crate::vector::{exp, sum, sum_of_two, vectorized};
+
+pub(super) fn gradient(
+    logits: Tensor,
+    teacher: &Tensor,
+    labels: &[u32],
+    scale: f64,
+    of: Distillation,
+) -> Result<(LossSums, Tensor)> {
+    let (rows, width) = rows_and_width("distillation", "logits", &logits)?;
+    let teacher = teacher.contiguous()?;
+    let view = View::new(&teacher)?;
+    let mut losses = vec![LossSums::default(); rows];
+    let shared = Shared::new(&mut losses);
+    with_element!(logits.dtype(), T, {
+        let teacher_rows = view.slice::<T>()?;
+        update::<T, _>("distillation_backward", &logits, &[&teacher], |data| {
+            let data = Shared::new(data);
+            for_each_rows(rows, width, |rows| {
+                for row in rows {
+                    // SAFETY: each row belongs to one part, and has its own element of the losses.
+                    let (logits, loss) = unsafe { (data.slice(row * width, width), shared.slice(row, 1)) };
+                    if labels[row] == IGNORED_LABEL {
+                        logits.fill(T::from_f32(0.0));
+                        continue;
+                    }
+                    let teacher = &teacher_rows[row * width..][..width];
+                    loss[0] = of_row(logits, teacher, labels[row] as usize, (scale, of));
+                }
+            });
+            Ok(())
+        })?;
+    });
+    Ok((losses.into_iter().sum(), logits))
+}
+
+/// The losses of a row, whose gradient takes the place of the logits.
+fn of_row<T: Element>(logits: &mut [T], teacher: &[T], label: usize, (scale, of): (f64, Distillation)) -> LossSums {
+    let Distillation { alpha, temperature } = of;
+    let inverse = (1.0 / temperature) as f32;
+    let logit = logits[label].to_f32();
+    let student = Softmax { largest: largest(logits), inverse: 1.0 };
+    let total = exponentials(logits, student);
+    let cooled = Softmax { inverse, ..student };
+    let of_teacher = Softmax { largest: largest(teacher), inverse };
+    let [of_cooled, of_teachers] = [exponentials(logits, cooled), exponentials(teacher, of_teacher)];
+    let cross_entropy = f64::from(total).ln() + f64::from(student.largest) - f64::from(logit);
+    // log p - log q = (k - l) / T - (log-sum-exp(k / T) - log-sum-exp(l / T)): small terms where the two agree.
+    let between = f64::from(of_teachers).ln() - f64::from(of_cooled).ln()
+        + (f64::from(of_teacher.largest) - f64::from(student.largest)) * f64::from(inverse);
+    let divergence = divergence(logits, teacher, of_teacher, 1.0 / of_teachers, between as f32);
+    let [own, others] = [(1.0 - alpha) * scale, alpha * temperature * scale].map(|factor| factor as f32);
+    to_gradient(logits, teacher, student, own / total, (others / of_cooled, inverse), of_teacher, others / of_teachers);
+    logits[label] = T::from_f32(logits[label].to_f32() - own);
+    let objective = alpha * temperature * temperature * f64::from(divergence) + (1.0 - alpha) * cross_entropy;
+    LossSums { cross_entropy, objective }
+}
+
+/// The exponentials of logits, times `inverse`, below the largest.
+#[derive(Clone, Copy)]
+struct Softmax {
+    largest: f32,
+    inverse: f32,
+}
+
+impl Softmax {
+    #[inline(always)]
+    fn of(self, logit: f32) -> f32 {
+        exp((logit - self.largest) * self.inverse)
+    }
+}
+
+vectorized! {
+    fn largest<T: Element>(logits: &[T]) -> f32 {
+        let mut largest = f32::NEG_INFINITY;
+        for logit in logits {
+            let logit = logit.to_f32();
+            // NaN stays, so that the loss is NaN.
+            largest = if logit > largest || logit.is_nan() { logit } else { largest };
+        }
+        largest
+    }
+
+    fn exponentials<T: Element>(logits: &[T], softmax: Softmax) -> f32 {
+        sum(logits, |logit| softmax.of(logit.to_f32()))
+    }
+
+    fn divergence<T: Element>(logits: &[T], teacher: &[T], of_teacher: Softmax, factor: f32, between: f32) -> f32 {
+        sum_of_two(logits, teacher, |l, k| {
+            let (l, k) = (l.to_f32(), k.to_f32());
+            of_teacher.of(k) * factor * ((k - l) * of_teacher.inverse - between)
+        })
+    }
+
+    fn to_gradient<T: Element>(
+        logits: &mut [T],
+        teacher: &[T],
+        student: Softmax,
+        own: f32,
+        cooled: (f32, f32),
+        of_teacher: Softmax,
+        of_teachers: f32,
+    ) {
+        let (factor, inverse) = cooled;
+        let soft = Softmax { largest: student.largest, inverse };
+        for (logit, k) in logits.iter_mut().zip(teacher) {
+            let l = logit.to_f32();
+            let others = soft.of(l) * factor - of_teacher.of(k.to_f32()) * of_teachers;
+            *logit = T::from_f32(student.of(l) * own + others);
+        }
+    }
+}
