@@ -17,7 +17,6 @@ use trainer::costs::StateOnDisk;
 use trainer::{Sharding, TrainerOptions};
 
 use crate::error::Result;
-use crate::job::Frozen;
 use crate::names::{ACTIVATIONS, BOUNDARIES, CACHE, GRADIENTS, LOSS, PACKED, PARAMETERS, WORKSPACE};
 use crate::processes::Processes;
 use crate::step_parts::Parts;
@@ -301,9 +300,9 @@ impl<'a> StepCounter<'a> {
     ///
     /// # Errors
     /// Its config is not a T5's.
-    pub fn beside(self, frozen: Option<Frozen>, options: &TrainerOptions) -> Result<Self> {
+    pub fn beside(self, frozen: Option<&t5::Config>, options: &TrainerOptions) -> Result<Self> {
         let Some(teacher) = frozen.filter(|_| options.distillation.is_some()) else { return Ok(self) };
-        let passes = self.of_model.passes.learning_from(teacher.model, options.parameter_dtype())?;
+        let passes = self.of_model.passes.learning_from(teacher, options.parameter_dtype())?;
         Ok(Self { of_model: Counter { passes, ..self.of_model }, ..self })
     }
 

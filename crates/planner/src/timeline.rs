@@ -42,7 +42,7 @@ pub fn timeline(job: &Job<'_>, plan: &Plan) -> Result<Option<Timeline>> {
     let phase = plan.bill.phase_rows.iter().find(|phase| phase.name == TRAINING);
     let Some(phase) = phase.filter(|_| plan.predicted_device_peak.0 == 0) else { return Ok(None) };
     let counter = StepCounter::new(job.model, training.options, job.samples, job.longest, &training.processes)?;
-    let counter = counter.beside(training.frozen, training.options)?.at(job.place, training.options);
+    let counter = counter.beside(training.frozen.map(|of| of.model), training.options)?.at(job.place, training.options);
     let levers = &plan.step.levers;
     let saved = if levers.layer_major.is_some() { BOUNDARIES } else { ACTIVATIONS };
     let of_step = [PARAMETERS, GRADIENTS, saved, LOSS, WORKSPACE];

@@ -43,7 +43,7 @@ pub(crate) fn offer(
     memory_for_files: Bytes,
 ) -> Result<(Vec<CostRow>, Vec<StepChoice>)> {
     let counter = StepCounter::new(job.model, training.options, job.samples, job.longest, &training.processes)?;
-    let counter = counter.beside(training.frozen, training.options)?.at(job.place, training.options);
+    let counter = counter.beside(training.frozen.map(|of| of.model), training.options)?.at(job.place, training.options);
     let Processes { owners, .. } = training.processes;
     let optimizer =
         trainer::costs::optimizer_state_shard(job.model, training.options, training.options.parameter_dtype(), owners)?;

@@ -16,7 +16,7 @@ use arrow_schema::{DataType, TimeUnit};
 
 use crate::chat::{MAX_TURNS, Turn, role, too_many};
 use crate::classes::{Class, class};
-use crate::columns::Column;
+use crate::column::Column;
 use crate::error::{LIST, OBJECT, RowFault};
 use crate::row::{Cell, one_text};
 

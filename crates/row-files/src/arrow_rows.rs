@@ -21,7 +21,7 @@ use parquet::file::metadata::{FileMetaData, ParquetMetaData};
 use parquet::schema::types::{SchemaDescriptor, Type};
 
 use crate::arrow_cells::{cell, class_cell};
-use crate::columns::Column;
+use crate::column::Column;
 use crate::error::{Error, RowFault};
 use crate::kind::Kind;
 use crate::row::{Cell, Row};

@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 
-use crate::columns::Column;
+use crate::column::Column;
 use crate::error::{Error, RowFault};
 use crate::input::{Input, append};
 use crate::options::Quoting;

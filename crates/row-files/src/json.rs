@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 
 use crate::chat;
-use crate::columns::Column;
+use crate::column::Column;
 use crate::error::{Error, LIST, OBJECT, RowFault};
 use crate::input::{Input, append};
 use crate::json_text::{self, Kind};

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use parquet_dataset::RowCursor;
 
-use crate::columns::Column;
+use crate::column::Column;
 use crate::error::{Error, RowFault};
 use crate::kind::Kind;
 use crate::row::{Cell, Row};

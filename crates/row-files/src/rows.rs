@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::arrow_rows::ArrowRows;
-use crate::columns::Column;
+use crate::column::Column;
 use crate::delimited::{DelimitedRows, Notes};
 use crate::error::{Error, RowError, RowFault};
 use crate::input::{Compression, Digested, Input};

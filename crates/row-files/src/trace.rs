@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::columns::Column;
+use crate::column::Column;
 use crate::convert::Conversion;
 use crate::error::Error;
 use crate::row::Row;

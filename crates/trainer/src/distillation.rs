@@ -1,13 +1,8 @@
-//! A student's loss beside its teacher's logits ([`t5_ops::Distillation`]), and the pass in which the teacher reads a batch.
-//!
-//! The teacher reads each micro-batch before the step, and its decoder's output is kept until the micro-batch's loss. There its head makes
-//! logits of some rows at a time, beside the student's. So logits never exist whole.
+//! A student's loss beside its teacher's logits ([`t5_ops::Distillation`]).
 
-use candle_core::Tensor;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::trainer::{Batch, Trainer, gather};
 
 /// The numbers of the loss.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,23 +30,5 @@ impl Distillation {
             return Err(Error::invalid_option("distill.temperature", "a finite number above 0", self.temperature));
         }
         Ok(())
-    }
-}
-
-impl Trainer {
-    /// The teacher's states of each micro-batch of a batch of this process; `None` if `interrupted` returned true.
-    pub(crate) fn teacher_states(
-        &self,
-        batch: &Batch,
-        (cut, first_sample): (&[Vec<usize>], usize),
-        interrupted: &dyn Fn() -> bool,
-    ) -> Result<Option<Vec<Tensor>>> {
-        let expected = "a model that the student learns from";
-        let teacher = self.frozen().ok_or_else(|| Error::invalid_option("distill.teacher", expected, "none"))?;
-        let states = cut.iter().map(|samples| {
-            let micro_batch = gather(batch, samples, first_sample, self.model())?;
-            Ok(teacher.states(&micro_batch, self.options().precision.activations(), interrupted)?)
-        });
-        states.collect()
     }
 }

@@ -26,23 +26,25 @@
 //! # }
 //! ```
 
+mod cutting;
+mod frozen;
+
 use std::collections::HashSet;
-use std::ops::Range;
 use std::rc::Rc;
 
 use candle_core::Tensor;
-use t5::step::count::{Counter, Precisions, Shape};
+use t5::step::count::{Counter, Precisions};
 use t5::{Files, Gradients, Head, Levers, MicroBatch, StepContext, T5};
 use t5_ops::TokenLoss;
 
 use crate::error::{Error, Result};
 use crate::optimizer::Optimizer;
 use crate::options::{MasterWeights, TrainerOptions};
-use crate::parallel::{Parallel, Sharding, Share};
+use crate::parallel::{Parallel, Sharding};
 use crate::state::TrainerState;
 use crate::stats::{Score, StepOutcome, StepStats};
 use crate::update::{Update, Verdict};
-use crate::{freeze, groups, micro_batches, state};
+use crate::{freeze, groups, state};
 
 /// An optimizer batch as token ids, EOS included; `sources[i]` goes with `targets[i]`.
 #[derive(Clone, Copy, Debug)]
@@ -149,28 +151,6 @@ impl Trainer {
     /// Sets the directory of files of activations and gradients, for plans that need them. The default is the system's own.
     pub fn offload_to(&mut self, files: Files) {
         self.offload = files;
-    }
-
-    /// Puts a model beside the trained one, which is only read: the reference of [`crate::preference::Preference::has_reference_model`], or
-    /// the teacher of [`TrainerOptions::distillation`].
-    /// Its weights may lie in files. Called before the first step.
-    ///
-    /// # Errors
-    /// [`Error::InvalidOption`]: it has other entries in its vocabulary, or computes elsewhere.
-    pub fn compare_with(&mut self, frozen: T5) -> Result<()> {
-        let [own, others] = [&self.model, &frozen].map(|model| (model.config().vocab_size, model.device().is_cpu()));
-        if own != others {
-            let words =
-                |(entries, is_cpu)| format!("{entries} entries {}", if is_cpu { "on the CPU" } else { "on a device" });
-            return Err(Error::invalid_option("a frozen model", &words(own), words(others)));
-        }
-        self.frozen = Some(Rc::new(frozen));
-        Ok(())
-    }
-
-    /// The model beside the trained one.
-    pub fn frozen(&self) -> Option<&Rc<T5>> {
-        self.frozen.as_ref()
     }
 
     /// Makes every step from now on together with other processes, which have the same model, options and state. Called before
@@ -454,51 +434,6 @@ impl Trainer {
             return Err(Error::Diverged { in_a_row: self.non_finite_in_a_row, stats: Box::new(stats) });
         }
         Ok(StepOutcome::Skipped(stats))
-    }
-
-    /// The samples of each micro-batch, and the micro-batches of each shard.
-    fn cut_of_shards(&self, batch: &Batch, shards: &[usize], plan: &StepPlan) -> (Vec<Vec<usize>>, Vec<Range<usize>>) {
-        let lengths = lengths(batch, &self.model.config().head);
-        let (mut cut, mut of_shards, mut first): (Vec<Vec<usize>>, _, _) = (Vec::new(), Vec::new(), 0);
-        for &samples in shards {
-            let of_shard = self.cut(&lengths[first..first + samples], plan);
-            of_shards.push(cut.len()..cut.len() + of_shard.len());
-            cut.extend(of_shard.into_iter().map(|samples| samples.into_iter().map(|sample| first + sample).collect()));
-            first += samples;
-        }
-        (cut, of_shards)
-    }
-
-    /// The numbers of the whole batch, and the place of this process' samples in it.
-    fn share(&self, batch: &Batch, cut: &[Vec<usize>], interrupted: &dyn Fn() -> bool) -> Result<Share> {
-        let lengths = lengths(batch, &self.model.config().head);
-        let mine = Share {
-            first_sample: 0,
-            samples: batch.sources.len() as u64,
-            source_tokens: count_tokens(batch.sources),
-            target_tokens: batch.targets.iter().map(|target| t5::counted_labels(target)).sum(),
-            padded_tokens: cut.iter().map(|samples| micro_batches::padded_tokens(&lengths, samples)).sum(),
-            micro_batches: cut.len() as u64,
-            max_micro_batches: cut.len(),
-            is_interrupted: self.parallel.is_some() && interrupted(),
-        };
-        self.parallel.as_ref().map_or_else(|| Ok(mine.clone()), |parallel| parallel.share(&mine))
-    }
-
-    /// Cuts a batch with these lengths into micro-batches: no larger than the plan's, and no larger than is useful.
-    pub(crate) fn cut(&self, lengths: &[(usize, usize)], plan: &StepPlan) -> Vec<Vec<usize>> {
-        let Some((source_tokens, target_tokens)) = plan.longest else {
-            return micro_batches::cut(lengths, plan.levers.micro_batch_samples);
-        };
-        let bytes = |shape: Shape| {
-            let Levers { recompute_blocks, loss_chunk_rows, .. } = plan.levers;
-            self.counter.micro_batch(shape, recompute_blocks, loss_chunk_rows)
-        };
-        let samples = plan.levers.micro_batch_samples;
-        let most = bytes(Shape { samples, source_tokens, target_tokens });
-        micro_batches::cut_within(lengths, &|samples, (source_tokens, target_tokens)| {
-            bytes(Shape { samples, source_tokens, target_tokens }) <= most
-        })
     }
 
     /// The gradients of the last batch, unclipped. For tests and diagnosis.

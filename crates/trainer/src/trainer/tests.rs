@@ -1,5 +1,7 @@
 //! A step for which one of several processes has no memory, at each of its calls to the others.
 
+use std::ops::Range;
+
 use candle_core::DType;
 use collective::threads;
 use t5::{Config, LayerMajor, Levers, T5};

@@ -17,7 +17,7 @@ use crate::failure::{Failure, Outcome};
 use crate::files::outputs;
 
 /// What the best of several answers is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Best {
     /// That with the largest mean log-probability of its tokens.
     Likeliest,
@@ -87,7 +87,7 @@ impl AnswerFile {
         (best, answers): (Option<Best>, usize),
     ) -> Outcome<Self> {
         let mut key = DefaultHasher::new();
-        (depends_on, format!("{best:?}")).hash(&mut key);
+        (depends_on, best).hash(&mut key);
         for file in files {
             let metadata = std::fs::metadata(file).ok();
             (file, metadata.as_ref().map(std::fs::Metadata::len)).hash(&mut key);

@@ -96,6 +96,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
         let of_adapter = adapter.iter().map(|adapter| adapter.join("adapter_model.safetensors"));
         let files: Vec<_> = weights.into_iter().chain(of_adapter).chain(flags.input.clone()).collect();
         let best = flags.best_of.as_deref().map(Best::of_name);
+        // Nobody reads this debug form: it has every setting of the answers.
         AnswerFile::open(path, (&format!("{:?}", depends_on()), &files), (best, flags.num_return_sequences))
     });
     let file = file.transpose()?;

@@ -1,0 +1,22 @@
+//! [`Column`]: a column of a file, as texts or as chats.
+
+/// A column of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Column {
+    /// The column's name.
+    pub name: String,
+    /// Whether the column holds lists of messages.
+    pub is_chat: bool,
+}
+
+impl Column {
+    /// Returns a column of text.
+    pub fn text(name: impl Into<String>) -> Self {
+        Self { name: name.into(), is_chat: false }
+    }
+
+    /// Returns a column of messages.
+    pub fn chat(name: impl Into<String>) -> Self {
+        Self { name: name.into(), is_chat: true }
+    }
+}
