@@ -207,3 +207,58 @@ fn a_setting_without_an_effect_is_named() {
         .run(&short(&[&relative[..], &["--set", "optimizer.learning_rate=auto", "--output", "relative"]].concat()))
         .expect_code(0);
 }
+
+#[test]
+fn the_flags_of_transformers_scripts_are_taken_or_refused_all_at_once() {
+    let scene = Scene::new();
+    let row = |number: usize| format!("{{\"document\": \"a long text {number}\", \"summary\": \"text {number}\"}}\n");
+    scene.write("rows.json", (0..8).map(row).collect::<String>());
+    let tokenizer = repository().join("data/sample-tokenizer.json").display().to_string();
+    let taken = [
+        "--preset",
+        "tiny",
+        "--tokenizer_name",
+        &tokenizer,
+        "--train_file",
+        "rows.json",
+        "--validation_file",
+        "rows.json",
+        "--text_column",
+        "document",
+        "--summary_column=summary",
+        "--source_prefix",
+        "summarize: ",
+        "--output_dir",
+        "run",
+        "--per_device_train_batch_size=4",
+        "--learning_rate",
+        "1e-3",
+        "--num_train_epochs=3.0",
+        "--lr_scheduler_type",
+        "linear",
+        "--warmup_ratio=0.1",
+        "--max_source_length",
+        "16",
+        "--max_target_length",
+        "16",
+        "--num_beams",
+        "2",
+        "--metric_for_best_model",
+        "eval_rouge1",
+        "--save_total_limit",
+        "1",
+    ];
+    let refused = ["--do_train", "--do_eval", "True", "--per_device_eval_batch_size=4", "--overwrite_output_dir"];
+    let also = ["--predict_with_generate", "--eval_strategy", "epoch", "--report_to", "none", "--ddp_backend=nccl"];
+    let ran = scene.run(&[&taken[..], &refused, &also].concat()).expect_code(2);
+    let ran = ran.expect_words(&["unexpected arguments: `--do-train`, `--do-eval`, `--per-device-eval-batch-size`"]);
+    for flag in refused.iter().chain(&also).filter(|word| word.starts_with("--")) {
+        let flag = flag.split('=').next().unwrap_or(flag).replace('_', "-");
+        assert!(ran.err.contains(&format!("hint: `{flag}`: ")), "{flag}: {}", ran.err);
+    }
+    assert!(!scene.path("run").exists());
+    scene
+        .run(&[&taken[..], &["--dry-run"]].concat())
+        .expect_code(0)
+        .expect_words(&["prompt from `document`, response from `summary`"]);
+}

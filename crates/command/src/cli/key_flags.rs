@@ -49,7 +49,7 @@ impl OtherNames {
 /// Sets the keys of these flags.
 ///
 /// # Errors
-/// A wrong value, or two flags for one key that is no list.
+/// Every wrong value, or two flags for one key that is no list.
 pub fn apply(flags: impl IntoIterator<Item = Typed>, values: &mut Values) -> Outcome<()> {
     let mut of_keys: Vec<Typed> = Vec::new();
     for typed in flags {
@@ -63,7 +63,8 @@ pub fn apply(flags: impl IntoIterator<Item = Typed>, values: &mut Values) -> Out
             }
         }
     }
-    of_keys.iter().try_for_each(|Typed { flag, key, words }| values.apply_flag(flag, key, words))
+    let wrong = of_keys.iter().filter_map(|Typed { flag, key, words }| values.apply_flag(flag, key, words).err());
+    wrong.reduce(Failure::and).map_or(Ok(()), Err)
 }
 
 /// Sets the keys of every `--set`.

@@ -338,9 +338,20 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Outcome<Typed> {
         if is_flag { hyphenated(argument) } else { argument }
     });
     let arguments: Vec<OsString> = arguments.collect();
-    let command = usage::command_of(Cli::command(), &arguments);
-    let matches = Cli::command().try_get_matches_from(arguments);
-    match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
+    let read = |arguments: &[OsString]| {
+        let matches = Cli::command().try_get_matches_from(arguments);
+        matches.and_then(|matches| Cli::from_arg_matches(&matches))
+    };
+    let wrong_values = |arguments: &[OsString]| {
+        let train = match read(arguments).ok()? {
+            Cli { command: None, train, .. } => train,
+            Cli { command: Some(Command::Train(train)), .. } => *train,
+            Cli { command: Some(Command::Plan(plan)), .. } => plan.train,
+            _ => return None,
+        };
+        train.apply(&mut Values::defaults()).err()
+    };
+    match read(&arguments) {
         Ok(cli) => Ok(Typed::Command(Box::new(cli))),
         Err(error)
             if matches!(
@@ -352,7 +363,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Outcome<Typed> {
         {
             Ok(Typed::Help(error))
         }
-        Err(error) => Err(usage::failure(&error, &command)),
+        Err(error) => Err(usage::failures(&error, Cli::command(), &arguments, &wrong_values)),
     }
 }
 
@@ -571,6 +582,10 @@ mod tests {
         ] {
             let failure = typed(line).unwrap().train.apply(&mut Values::defaults()).expect_err(line);
             assert!(failure.message.contains(message) && !failure.hints.is_empty(), "{line}\n{failure}");
+        }
+        let several = typed("--do_train --epochs=x --bf16 True --seed y").unwrap_err().to_string();
+        for words in ["`--do-train`, `--bf16`\n--epochs: ", "--seed: `run.seed`", "`--bf16`: use `--set"] {
+            assert!(several.contains(words), "{several}");
         }
         let mut values = Values::defaults();
         let failure = typed("--epochs three").unwrap().train.apply(&mut values).unwrap_err();

@@ -121,6 +121,13 @@ pub const ALIASES: &[(&str, Here)] = &[
     ("metric_for_best_model", Key("checkpoint.best_metric")),
     ("early_stopping_patience", Key("train.early_stopping_patience")),
     ("early_stopping_threshold", Key("train.early_stopping_min_delta")),
+    ("label_column_name", Key("data.response_column")),
+    ("answer_column", Key("data.response_column")),
+    ("text_column_name", Key("data.text_column")),
+    ("mlm_probability", Key("data.noise_density")),
+    ("mean_noise_span_length", Key("data.mean_span_tokens")),
+    ("metric_name", Key("train.eval_metrics")),
+    ("beam_size", Key("generation.num_beams")),
     ("generation_num_beams", Key("generation.num_beams")),
     ("num_beams", Key("generation.num_beams")),
     ("generation_max_length", Key("train.eval_max_new_tokens")),
@@ -210,7 +217,65 @@ pub const ALIASES: &[(&str, Here)] = &[
     ("report_to", Said("leave it out: every run writes files for TensorBoard, and report.html")),
     ("plot_loss", Said("leave it out: every run writes files for TensorBoard, and report.html")),
     ("logging_dir", Said("leave it out: every run writes files for TensorBoard, and report.html")),
+    ("logging_first_step", Said("leave it out: the first steps are always logged")),
+    ("log_level", Said("leave it out: `metrics.jsonl` has every step")),
+    ("disable_tqdm", Said("leave it out: a progress bar is shown on a terminal alone")),
+    ("remove_unused_columns", Said("leave it out: columns that are not used are not read")),
+    ("label_names", Said("name the column of the answers: `--set data.response_column=NAME`")),
+    ("dataloader_drop_last", Said("leave it out: the last batch of an epoch is a step, however small")),
+    ("data_seed", Said("leave it out: `--seed` is that of the row order, too")),
+    ("full_determinism", Said("leave it out: a plan gives the same bytes; `--set run.deterministic=true` refuses a resume that would not")),
+    ("ignore_data_skip", Said("leave it out: resuming seeks to the next row")),
+    ("save_only_model", Said("leave it out: OUTPUT/model is the model alone")),
+    ("eval_on_start", Said("leave it out: the model is always evaluated before the first step")),
+    ("prediction_loss_only", Said("use `--set train.eval_generate_samples=1`: the loss is that of all rows, and one is answered")),
+    ("eval_accumulation_steps", Said("leave it out: evaluation is cut to what the memory budget allows")),
+    ("bf16_full_eval", Said("leave it out: evaluation computes as training does: `--set train.precision=bf16`")),
+    ("fp16_full_eval", Said("leave it out: evaluation computes as training does: `--set train.precision=bf16`")),
+    ("tf32", Said("leave it out: f32 is exact; `--set train.precision=bf16` is faster")),
+    ("torch_dtype", Said("use `--set train.precision=bf16`, or leave it out for f32")),
+    ("dtype", Said("use `--set train.precision=bf16`, or leave it out for f32")),
+    ("local_rank", Said("use `mpirun -n N train_low_mem ..`; see docs/processes.md")),
+    ("neftune_noise_alpha", Said("there is no noise on embeddings; `--set train.dropout=0.1` regularises")),
+    ("sortish_sampler", Said("leave it out: micro-batches hold rows of similar length")),
+    ("train_sampling_strategy", Said("leave it out: micro-batches hold rows of similar length")),
+    ("generation_config", Said("leave it out: that of the model is used, and `generation.*` keys take its place")),
+    ("skip_memory_metrics", Said("leave it out: memory is always measured")),
+    ("use_cache", Said("leave it out: answers always keep their keys and values")),
+    ("dataset_config_name", Said("fetch the files first: `hf download --repo-type dataset ID --local-dir rows`, then `--data rows`")),
+    ("task_name", Said("fetch the task's files first, then `--data FILE --set task.name=classification`")),
+    ("do_regression", Said("use `--set task.name=regression`")),
+    ("overwrite_cache", Said("leave it out: rows are read again where a file has changed")),
+    ("max_predict_samples", Said("after training, use `train_low_mem eval --model OUTPUT --data FILE --samples N`")),
+    ("validation_split_percentage", Said("use `--set data.validation_split=0.05` for 5 %")),
+    ("text_column_names", Said("several columns make one text by a template: `--set 'data.source_template={title}\\n{body}'`")),
+    ("text_column_delimiter", Said("several columns make one text by a template: `--set 'data.source_template={title}\\n{body}'`")),
+    ("question_column", Said("question and context make one text by a template: `--set 'data.source_template=question: {question} context: {context}'`")),
+    ("context_column", Said("question and context make one text by a template: `--set 'data.source_template=question: {question} context: {context}'`")),
+    ("doc_stride", Said("leave it out: longer sources are cut; `--set data.max_source_tokens=N` sets the limit")),
+    ("forced_bos_token", Said("set `forced_bos_token_id` in the model's generation_config.json")),
+    ("resize_position_embeddings", Said("leave it out: relative positions have no end")),
+    ("ignore_mismatched_sizes", Said("leave it out: a new task gets a new head by itself")),
+    ("shuffle_train_dataset", Said("leave it out: rows are shuffled; `--set data.shuffle=false` keeps their order")),
+    ("lang", Said("name both sides: `--set data.source_lang=en --set data.target_lang=de`")),
+    ("token", Said("leave it out: nothing is downloaded here; `hf download` takes the token")),
+    ("use_auth_token", Said("leave it out: nothing is downloaded here; `hf download` takes the token")),
+    ("low_cpu_mem_usage", Said("leave it out: weights are read as they are needed")),
+    ("streaming", Said("leave it out: rows are read as they are needed")),
+    ("config_overrides", Said("use `--set 'model.overrides={ num_layers = 4 }'` with `--preset`")),
     ("push_to_hub", Said("leave it out: OUTPUT/model is a Hugging Face directory, which `hf upload` takes")),
+];
+
+/// Beginnings of names, for what is not in [`ALIASES`].
+const FAMILIES: [(&str, &str); 8] = [
+    ("hub_", "leave it out: OUTPUT/model is a Hugging Face directory, which `hf upload` takes"),
+    ("ddp_", "use `mpirun -n N train_low_mem ..`; see docs/processes.md"),
+    ("fsdp_", "use `mpirun` with `--set parallel.shard=weights`, or one process with a `--memory-budget`"),
+    ("torch_", "leave it out: nothing here is PyTorch"),
+    ("dataloader_", "leave it out: the plan chooses `memory.decode_threads` and `memory.prefetch_batches`"),
+    ("gradient_checkpointing_", "recomputation follows from `--memory-budget`; `plan --explain` shows it"),
+    ("activation_checkpointing", "recomputation follows from `--memory-budget`; `plan --explain` shows it"),
+    ("trackio_", "leave it out: every run writes files for TensorBoard, and report.html"),
 ];
 
 /// Words of other programs in the place of a command.
@@ -228,7 +293,8 @@ const COMMANDS: [(&str, &str); 8] = [
 /// What a flag or a bare name is here: `--num_workers`, `num-workers=4`.
 pub fn of_flag(flag: &str) -> Option<Here> {
     let name = flag.split('=').next().unwrap_or(flag).trim_start_matches('-').replace('-', "_").to_lowercase();
-    ALIASES.iter().find(|(known, _)| *known == name).map(|(_, here)| *here)
+    let of_family = || FAMILIES.iter().find(|(start, _)| name.starts_with(start)).map(|(_, words)| Said(words));
+    ALIASES.iter().find(|(known, _)| *known == name).map(|(_, here)| *here).or_else(of_family)
 }
 
 /// What the last part of a key is here: `train.num_workers`.
