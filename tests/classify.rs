@@ -115,6 +115,16 @@ fn the_cut_and_the_budget_change_no_loss_of_a_classifier_and_the_decoder_of_a_ta
 }
 
 #[test]
+fn labels_that_are_numbers_without_names_are_named_on_the_first_screen() {
+    let scene = scene();
+    scene.write("tags.jsonl", "{\"tokens\": [\"a\", \"Bern\"], \"ner_tags\": [0, 5]}\n".repeat(4));
+    let words = ["to the 2 labels of", "which are numbers: the file has no names", "spans are not scored"];
+    let ran = train(&scene, "token-classification", "tags.jsonl", &["--dry-run"]).expect_code(0);
+    let screen = ran.out.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.iter().all(|words| screen.contains(words)), "{screen}");
+}
+
+#[test]
 fn numbers_are_learned_and_evaluated_as_numbers() {
     let scene = scene();
     train(&scene, "regression", "numbers.jsonl", &["--max-steps", "24"]).expect_code(0);

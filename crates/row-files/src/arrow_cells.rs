@@ -18,7 +18,7 @@ use crate::chat::{MAX_TURNS, Turn, role, too_many};
 use crate::classes::{Class, class};
 use crate::column::Column;
 use crate::error::{LIST, OBJECT, RowFault};
-use crate::row::{Cell, one_text};
+use crate::row::{Cell, has_tags, one_text};
 
 /// The value of a row.
 pub(crate) fn cell(array: &dyn Array, row: usize, column: &Column) -> Result<Cell, RowFault> {
@@ -102,10 +102,12 @@ fn elements(array: &dyn Array, row: usize) -> ArrayRef {
 }
 
 fn text_of_list(elements: &ArrayRef, column: &str) -> Result<Option<Cell>, RowFault> {
-    let mut texts = Vec::with_capacity(elements.len());
+    let mut texts: Vec<Cow<'_, str>> = Vec::with_capacity(elements.len());
     for row in 0..elements.len() {
-        match bytes(elements, row) {
-            Some(bytes) if elements.is_valid(row) => texts.push(text(bytes)?),
+        match (bytes(elements, row), number(elements, row)) {
+            _ if elements.is_null(row) => return Ok(None),
+            (Some(bytes), _) => texts.push(text(bytes)?.into()),
+            (None, Some(number)) if has_tags(column) => texts.push(number.to_string().into()),
             _ => return Ok(None),
         }
     }

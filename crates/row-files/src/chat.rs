@@ -258,7 +258,7 @@ struct Message {
     function_call: Presence,
 }
 
-/// Whether a value is there: neither null nor empty.
+/// Whether a value is there: neither null, false, a number, nor empty.
 #[derive(Default)]
 struct Presence(bool);
 
@@ -273,6 +273,23 @@ impl<'de> Deserialize<'de> for Presence {
             }
 
             fn visit_unit<E>(self) -> Result<Presence, E> {
+                Ok(Presence(false))
+            }
+
+            fn visit_bool<E>(self, is_there: bool) -> Result<Presence, E> {
+                Ok(Presence(is_there))
+            }
+
+            // A count or a mark, as pandas writes an absent value: no call.
+            fn visit_f64<E>(self, _: f64) -> Result<Presence, E> {
+                Ok(Presence(false))
+            }
+
+            fn visit_u64<E>(self, _: u64) -> Result<Presence, E> {
+                Ok(Presence(false))
+            }
+
+            fn visit_i64<E>(self, _: i64) -> Result<Presence, E> {
                 Ok(Presence(false))
             }
 
@@ -439,6 +456,9 @@ mod tests {
             (r#""content":"c","function_call":{"name":"f"}"#, true),
             (r#""content":[{"type":"text","text":"a"},{"type":"image"}]"#, true),
             (r#""content":[{"type":"text","text":"a"}]"#, false),
+            (r#""content":"c","tool_calls":false,"function_call":0"#, false),
+            (r#""content":"c","tool_calls":0.5,"function_call":-1"#, false),
+            (r#""content":"c","tool_calls":true"#, true),
         ] {
             let turns = from_text(&format!(r#"[{{"role":"assistant",{message}}}]"#)).expect(message);
             assert_eq!(turns[0].has_more, has_more, "{message}");

@@ -216,6 +216,7 @@ impl Conversion {
         let mut undesirable: [Option<[String; 2]>; 2] = Default::default();
         for (path, kind, pairing) in &self.sources {
             let mut rows = Rows::open(path, kind, &pairing.columns(), true)?;
+            rows.notice_columns_beside(&kind.columns);
             let mut columns = Vec::new();
             let before = counts.read;
             while let Some(read) = rows.next(&mut row)? {

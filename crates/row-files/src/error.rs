@@ -255,7 +255,8 @@ impl Error {
             Self::Duplicates { .. } => Some("raise `--memory-budget`, or use `--deduplicate exact`".to_owned()),
             Self::LateColumn { path, line, column, .. } => {
                 let is_lines = path.extension().is_some_and(|extension| extension == "jsonl");
-                let command = format!("(sed -n {line}p {0}; sed {line}d {0}) > ordered.jsonl", path.display());
+                let file = quoted(&path.display().to_string());
+                let command = format!("(sed -n {line}p {file}; sed {line}d {file}) > ordered.jsonl");
                 let how = if is_lines { format!(", such as by `{command}`") } else { String::new() };
                 Some(format!(
                     "to use `{column}`, put a row with it first{how}; to leave it out, name the columns with `data.prompt_column` and \

@@ -11,7 +11,7 @@ use crate::column::Column;
 use crate::error::{Error, LIST, OBJECT, RowFault};
 use crate::input::{Input, append};
 use crate::json_text::{self, Kind};
-use crate::row::{Cell, Row, one_text};
+use crate::row::{Cell, Row, has_tags, one_text};
 
 /// Keys of an object that may hold a file's rows.
 #[rustfmt::skip]
@@ -40,7 +40,8 @@ pub(crate) struct JsonRows {
     input: Input,
     layout: Layout,
     wanted: Vec<Column>,
-    late: LateColumns,
+    /// `None`: nobody asks for them.
+    late: Option<LateColumns>,
     buffer: Vec<u8>,
     /// The next line to read, from 1.
     line: u64,
@@ -48,18 +49,23 @@ pub(crate) struct JsonRows {
 }
 
 /// Members of rows that the file's columns lack: those were found in its first rows.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct LateColumns {
     known: HashSet<String>,
-    /// The most that are known: then no more are noticed.
-    most: usize,
+    /// How many more are noticed.
+    left: usize,
     /// New since they were last taken.
     new: Vec<String>,
 }
 
+/// The most late columns of a file, and the longest name of one: no more are kept.
+const MAX_LATE: usize = 256;
+const MAX_LATE_BYTES: usize = 256;
+
 impl LateColumns {
     fn see(&mut self, name: &str) {
-        if self.known.len() < self.most && !self.known.contains(name) {
+        if self.left > 0 && name.len() <= MAX_LATE_BYTES && !self.known.contains(name) {
+            self.left -= 1;
             self.known.insert(name.to_owned());
             self.new.push(name.to_owned());
         }
@@ -82,18 +88,20 @@ enum ArrayState {
 }
 
 impl JsonRows {
-    /// Rows of a file in whose first rows these columns were found.
-    pub fn new(input: Input, layout: Layout, wanted: &[Column], columns: &[String]) -> Self {
-        const MOST_LATE: usize = 256;
-        let late =
-            LateColumns { known: columns.iter().cloned().collect(), most: columns.len() + MOST_LATE, new: Vec::new() };
+    /// Rows of a file.
+    pub fn new(input: Input, layout: Layout, wanted: &[Column]) -> Self {
         let state = ArrayState::Start;
-        Self { input, layout, wanted: wanted.to_vec(), late, buffer: Vec::new(), line: 1, state }
+        Self { input, layout, wanted: wanted.to_vec(), late: None, buffer: Vec::new(), line: 1, state }
+    }
+
+    /// From here on columns beside these are noticed, which were found in the file's first rows.
+    pub fn notice_columns_beside(&mut self, columns: &[String]) {
+        self.late = Some(LateColumns { known: columns.iter().cloned().collect(), left: MAX_LATE, new: Vec::new() });
     }
 
     /// The columns that the rows since the last call were the first to have.
     pub fn take_late_columns(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.late.new)
+        self.late.as_mut().map(|late| std::mem::take(&mut late.new)).unwrap_or_default()
     }
 
     pub fn input(&self) -> &Input {
@@ -126,10 +134,10 @@ impl JsonRows {
         row.cells.clear();
         let Some(is_whole) = self.next_text(&mut row.line)? else { return Ok(None) };
         let read = match is_whole {
-            true => {
-                let late = &mut self.late;
-                parse_noting(&self.buffer, &self.wanted, row, &mut |name| late.see(name))
-            }
+            true => match &mut self.late {
+                Some(late) => parse_noting(&self.buffer, &self.wanted, row, &mut |name| late.see(name)),
+                None => parse(&self.buffer, &self.wanted, row),
+            },
             false => Err(RowFault::TooLong(self.input.most_row_bytes())),
         };
         self.release();
@@ -409,7 +417,11 @@ fn cell_of(value: &str, column: &Column) -> Result<Cell, RowFault> {
 fn text_of_list(list: &str, column: &str) -> Option<Cell> {
     let mut texts = Vec::new();
     json_text::elements(list, |element| {
-        texts.push(if json_text::kind(element) == Kind::Text { json_text::text(element) } else { None });
+        texts.push(match json_text::kind(element) {
+            Kind::Text => json_text::text(element),
+            Kind::Number if has_tags(column) => Some(element.trim().into()),
+            _ => None,
+        });
     });
     let texts = texts.into_iter().collect::<Option<Vec<_>>>()?;
     Some(if texts.is_empty() { Cell::Null } else { Cell::Text(one_text(&texts, column)) })
@@ -446,3 +458,18 @@ fn add_names(object: &str, within: &str, names: &mut Vec<String>) {
 
 /// Objects with a longer path have no dotted names.
 const MAX_PATH_BYTES: usize = 1000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_columns_are_bounded_in_number_and_length() {
+        let mut late = LateColumns { known: HashSet::from(["a".to_owned()]), left: MAX_LATE, new: Vec::new() };
+        late.see("a");
+        late.see(&"x".repeat(MAX_LATE_BYTES + 1));
+        (0..1000).for_each(|number| late.see(&number.to_string()));
+        assert_eq!((late.new.len(), late.new[0].as_str()), (MAX_LATE, "0"));
+        assert_eq!(late.known.len(), MAX_LATE + 1);
+    }
+}

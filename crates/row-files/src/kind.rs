@@ -371,7 +371,7 @@ fn wraps_rows(text: &[u8]) -> bool {
 
 /// The keys of the first rows, in the order of their first occurrence.
 fn keys(path: &Path, layout: Layout, options: &ReadOptions) -> Result<Vec<String>, Error> {
-    let mut rows = JsonRows::new(Input::open(path, options, false)?, layout, &[], &[]);
+    let mut rows = JsonRows::new(Input::open(path, options, false)?, layout, &[]);
     let (mut keys, mut bytes, mut line): (Vec<String>, _, _) = (Vec::new(), 0, 0);
     let mut known = std::collections::HashSet::new();
     let mut first_fault = None;

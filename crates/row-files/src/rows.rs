@@ -55,7 +55,7 @@ impl Rows {
     pub fn open(path: &Path, kind: &Kind, wanted: &[Column], digest: bool) -> Result<Self, Error> {
         let reader = match kind.form {
             Form::Json(layout) => {
-                Reader::Json(JsonRows::new(Input::open(path, &kind.options, digest)?, layout, wanted, &kind.columns))
+                Reader::Json(JsonRows::new(Input::open(path, &kind.options, digest)?, layout, wanted))
             }
             Form::Delimited(delimiter) => {
                 let input = Input::open(path, &kind.options, digest)?;
@@ -107,7 +107,14 @@ impl Rows {
         }
     }
 
-    /// The columns of JSON that the rows since the last call were the first to have, beyond those of [`Kind::columns`].
+    /// From here on columns of JSON beside these are noticed.
+    pub fn notice_columns_beside(&mut self, columns: &[String]) {
+        if let Reader::Json(rows) = &mut self.reader {
+            rows.notice_columns_beside(columns);
+        }
+    }
+
+    /// The columns that the rows since the last call were the first to have, if they are noticed.
     pub fn take_late_columns(&mut self) -> Vec<String> {
         if let Reader::Json(rows) = &mut self.reader { rows.take_late_columns() } else { Vec::new() }
     }

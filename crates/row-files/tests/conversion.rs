@@ -187,12 +187,14 @@ fn chats_and_instructions_become_pairs() {
 fn a_column_that_first_occurs_late_is_never_left_out_without_a_word() {
     let files = Files::new();
     let early = "{\"instruction\": \"i\", \"output\": \"o\"}\n".repeat(3_000);
-    let late = |row: &str| files.with("late.jsonl", format!("{early}{row}\n"));
+    let late = |row: &str| files.with("later rows.jsonl", format!("{early}{row}\n"));
     let error = read(&late("{\"instruction\": \"i\", \"input\": \"late\", \"output\": \"o\"}")).unwrap_err();
-    let words =
-        "late.jsonl:3001: the first row with a column `input`; without it rows are read as: prompt from `instruction`";
+    let words = "later rows.jsonl:3001: the first row with a column `input`; without it rows are read as: prompt from `instruction`";
     assert!(error.to_string().contains(words), "{error}");
-    assert!(error.hint().is_some_and(|hint| hint.contains("sed -n 3001p")), "{error}");
+    assert!(
+        error.hint().is_some_and(|hint| hint.contains("sed -n 3001p '/") && hint.contains("later rows.jsonl';")),
+        "{error}"
+    );
     // Columns that the user named, and a column that says nothing, change no meaning.
     let named =
         Chosen { prompt: Some("instruction".to_owned()), response: Some("output".to_owned()), ..Chosen::default() };

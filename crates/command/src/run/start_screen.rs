@@ -78,10 +78,12 @@ fn data(config: &Config, opened: &Opened) -> String {
         }
         Objective::Labels { prompt_column, label_column, labels } => match labels.len() {
             0 => format!("`{prompt_column}` to the number in `{label_column}`"),
-            labels => format!("`{prompt_column}` to the {labels} labels of `{label_column}`"),
+            count => format!("`{prompt_column}` to the {count} labels of `{label_column}`{}", without_names(labels)),
         },
         Objective::LabelsOfWords { words_column, labels_column, labels } => {
-            format!("words of `{words_column}` to the {} labels of `{labels_column}`", labels.len())
+            let spans = if without_names(labels).is_empty() { "" } else { ", and spans are not scored" };
+            let (count, numbers) = (labels.len(), without_names(labels));
+            format!("words of `{words_column}` to the {count} labels of `{labels_column}`{numbers}{spans}")
         }
         Objective::SpanCorruption { text_column, .. } => format!("span corruption of `{text_column}`"),
         Objective::Denoising { text_column, denoisers } => match denoisers.as_slice() {
@@ -95,6 +97,12 @@ fn data(config: &Config, opened: &Opened) -> String {
         data.max_source_tokens,
         data.max_target_tokens
     )
+}
+
+/// What is said of labels that are numbers of classes, such as CoNLL's tags, from a file without the classes' names.
+fn without_names(labels: &[String]) -> &'static str {
+    let are_numbers = labels.iter().all(|label| label.parse::<i64>().is_ok());
+    if are_numbers { ", which are numbers: the file has no names for them" } else { "" }
 }
 
 fn adapter(lora: &Lora) -> String {
