@@ -48,10 +48,11 @@ fn texts_that_belong_together_come_near_each_other_and_the_directory_says_how_ve
     let scene = scene();
     let settings = ["--set", "embedding.normalize=true", "--set", "embedding.pooling=max"];
     let trained = train(&scene, "pairs.jsonl", &[&settings[..], &["--max-steps", "20"]].concat()).expect_code(0);
-    trained.expect_words(&["vectors of `prompt` near", "recall@1", "embed --model run/model"]);
+    let trained = trained.expect_words(&["vectors of `prompt` near", "recall@1", "embed --model run/model"]);
     let evaluations = scene.events("run", "eval");
     let of = |event: &Value, name: &str| event[name].as_f64().expect("a number");
     let (first, last) = (&evaluations[0], evaluations.last().expect("an evaluation"));
+    assert!(last["bleu"].is_null() && !trained.out.contains("BLEU"), "{last} {}", trained.out);
     assert!(of(last, "loss") < of(first, "loss") && of(last, "mrr@10") >= of(first, "mrr@10"), "{first} {last}");
     assert!(figures(&scene, "run", &["in_batch_accuracy"]).iter().all(|step| (0.0..=1.0).contains(&step[0])));
     let evaluated = scene.run(&["eval", "--model", "run", "--data", "pairs.jsonl", "--json"]).expect_code(0).json();
@@ -160,6 +161,9 @@ fn settings_that_contradict_a_loss_of_vectors_are_refused_with_a_way_out() {
     refused(&["--set", "embedding.sizes=many"], 2, &["whole numbers", "embedding.sizes=768,256,64"]);
     refused(&["--set", "train.z_loss=0.1"], 2, &["train.z_loss", "--set train.z_loss=0"]);
     refused(&["--set", "data.negative_column=worse"], 4, &["worse"]);
+    let template = ["--set", "data.negative_column=negative", "--set", "data.source_template={query}?"];
+    refused(&template, 2, &["`data.source_template`", "three columns", "`data.prompt_column`"]);
+    refused(&["--set", "checkpoint.best_metric=rouge1"], 2, &["a score of answers", "checkpoint.best_metric=loss"]);
     train(&scene, "pairs.jsonl", &["--max-steps", "1"]).expect_code(0);
     let without = ["--set", "model.init_from=run/model", "--set", "data.train=[\"pairs.jsonl\"]", "--output", "other"];
     scene.run(&short(&without)).expect_code(4).expect_words(&["--set task.name=embedding"]);

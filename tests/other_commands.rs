@@ -119,10 +119,26 @@ fn span_corruption_trains_on_one_text_column() {
         &scene.path("texts.parquet"),
         &[("text", texts.repeat(4).into_iter().map(Some).collect())],
     );
-    let arguments =
-        ["--set", "data.train=texts.parquet", "--set", "data.objective=span-corruption", "--set", "train.max_steps=2"];
+    let rows = ["--set", "data.train=texts.parquet", "--set", "data.validation=texts.parquet"];
+    let usual = [&rows[..], &["--set", "train.max_steps=2", "--set", "train.eval_generate_samples=1"]].concat();
     // The sample tokenizer has sentinels.
-    scene.run(&short(&arguments)).expect_code(0).expect_words(&["step 2/2"]);
+    let spans = ["data.objective=span-corruption", "data.noise_density=0.3", "data.mean_span_tokens=2.0"];
+    let mixture = ["data.denoisers=[{ noise_density = 0.4 }, { objective = \"prefix-lm\" }]"];
+    for (output, settings) in [("spans", &spans[..]), ("mixture", &mixture)] {
+        let settings = settings.iter().flat_map(|setting| ["--set", setting]);
+        let arguments: Vec<&str> = usual.iter().copied().chain(settings).chain(["--output", output]).collect();
+        let evaluates = format!("eval --model {output}/model --data texts.parquet");
+        let words = ["step 2/2", "--data pairs.csv", &evaluates];
+        let ran = scene.run(&short(&arguments)).expect_code(0).expect_words(&words);
+        assert!(!ran.out.contains("generate --model"), "{}", ran.out);
+        // `eval` makes the same spans, or cuts the same texts, as the run did.
+        let last = scene.events(output, "eval").pop().expect("an evaluation");
+        let evaluated =
+            scene.run(&["eval", "--model", output, "--data", "texts.parquet", "--json"]).expect_code(0).json();
+        let loss = |of: &serde_json::Value| of["loss"].as_f64().expect("a loss");
+        assert_eq!(evaluated["target_tokens"], last["target_tokens"]);
+        assert!((loss(&evaluated) - loss(&last)).abs() < 1e-5, "{evaluated} {last}");
+    }
 }
 
 #[test]

@@ -147,8 +147,11 @@ fn share(counts: RowCounts) -> f64 {
 /// Takes the columns, lengths, metrics and decoding of the first run that made one of these directories, if any: so its validation rows have the scores
 /// that they had in the run.
 fn apply_run<'a>(values: &mut Values, trained: impl Iterator<Item = &'a Path>, data: &[String]) -> Outcome<()> {
-    const ALSO: [&str; 7] = [
+    const ALSO: [&str; 10] = [
         "data.objective",
+        "data.denoisers",
+        "data.noise_density",
+        "data.mean_span_tokens",
         "data.max_source_tokens",
         "data.max_target_tokens",
         "data.truncation_side",

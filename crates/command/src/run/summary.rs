@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use text_metrics::Metric;
 
-use crate::config::{Config, paths};
+use crate::config::{Config, Objective, paths};
 use crate::files::run_dir::ROWS;
 use crate::run::saved::History;
 use crate::run::session::Session;
@@ -81,8 +81,9 @@ fn next(run: &Session, model: &Path) -> Vec<String> {
         Some(base) => format!("--model {base} --adapter {model}"),
         None => format!("--model {model}"),
     };
-    // A classifier makes no text.
-    let makes_text = run.opened.model.head.is_language();
+    let is_pretraining = reading.task() == Objective::Denoising;
+    // A classifier makes no text, and a model that fills gaps answers no prompt yet.
+    let makes_text = run.opened.model.head.is_language() && !is_pretraining;
     let generate = makes_text.then(|| format!("{program} generate {answering} --prompt {prompt}"));
     let embed = reading.is_of_vectors.then(|| {
         let part = reading.validation.as_ref().unwrap_or(&reading.train);
@@ -100,6 +101,12 @@ fn next(run: &Session, model: &Path) -> Vec<String> {
     commands.push(match of_adapter {
         Some(_) => format!("{program} merge {answering} --output {}", quoted(&output.join("merged"))),
         None if reading.is_of_vectors => return commands,
+        None if is_pretraining => {
+            let tuned = quoted(&unused_beside(output));
+            format!(
+                "{program} --model {model} --data pairs.csv --output {tuned}  # your rows, with a prompt and a response"
+            )
+        }
         None => {
             let tuned = quoted(&unused_beside(output));
             let columns = settings_of_columns(config);
@@ -171,7 +178,7 @@ fn cut(history: &History, most: (usize, usize)) -> String {
             let (percent, used) = share(count, history);
             let _ = writeln!(
                 text,
-                "{what} cut at {most} tokens: {count} of {used} ({percent:.1} %); `{key}` sets the limit"
+                "{count} of {used} {what} were longer than {most} tokens and were cut ({percent:.1} %); `{key}` sets the limit"
             );
         }
     }
@@ -213,7 +220,9 @@ pub fn wanted(evaluation: &Value) -> Vec<Measure> {
     };
     let of_preferences = Measure::scores()
         .filter(|measure| !matches!(measure, Measure::Answers(_)) && evaluation[measure.name()].is_number());
-    of_preferences.chain(metrics.into_iter().map(Measure::Answers)).collect()
+    let of_answers = metrics.into_iter().map(Measure::Answers);
+    // Vectors have no answers.
+    of_preferences.chain(of_answers.filter(|measure| evaluation[measure.name()].is_number())).collect()
 }
 
 #[cfg(test)]

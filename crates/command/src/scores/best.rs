@@ -66,7 +66,7 @@ impl Measure {
             Self::PreferenceLoss => of_preferences(|of| Some(of.loss)),
             Self::Preferred => of_preferences(|of| of.accuracy),
             Self::RewardMargin => of_preferences(PreferenceStats::margin),
-            Self::Answers(metric) => figures.value(metric),
+            Self::Answers(metric) => figures.value(metric).unwrap_or(f64::NAN),
         })
     }
 

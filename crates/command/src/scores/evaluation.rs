@@ -398,7 +398,8 @@ impl Figures {
             tasks.iter().map(|of| of.loss * of.target_tokens as f64).sum::<f64>() / target_tokens as f64,
             tasks.len() as f64,
         );
-        let mean = |metric: Metric| tasks.iter().map(|of| of.value(metric)).sum::<f64>() / count;
+        let mean =
+            |metric: Metric| Some((metric, tasks.iter().map(|of| of.value(metric)).sum::<Option<f64>>()? / count));
         Some(Self {
             samples: sum(|of| of.samples),
             bad_rows: sum(|of| of.bad_rows),
@@ -406,7 +407,7 @@ impl Figures {
             loss,
             perplexity: loss.exp(),
             generated_samples: sum(|of| of.generated_samples),
-            values: first.values.iter().map(|(metric, _)| (*metric, mean(*metric))).collect(),
+            values: first.values.iter().filter_map(|(metric, _)| mean(*metric)).collect(),
             signatures: first.signatures.clone(),
             wanted: first.wanted.clone(),
             labels: None,
@@ -416,9 +417,9 @@ impl Figures {
         })
     }
 
-    /// A score of the answers; 0 if there are none.
-    pub fn value(&self, metric: Metric) -> f64 {
-        self.values.iter().find(|(other, _)| *other == metric).map_or(0.0, |(_, value)| *value)
+    /// A score of the answers; `None` if there are no answers, or they do not have it.
+    pub fn value(&self, metric: Metric) -> Option<f64> {
+        self.values.iter().find(|(other, _)| *other == metric).map(|(_, value)| *value)
     }
 
     /// The fields of the `eval` event, and the output of `eval --json`.
@@ -457,7 +458,7 @@ impl Figures {
         let scores: String = self
             .wanted
             .iter()
-            .map(|metric| format!("  {} {}", metric.title(), metric.shown(self.value(*metric))))
+            .filter_map(|metric| Some(format!("  {} {}", metric.title(), metric.shown(self.value(*metric)?))))
             .collect();
         if let Some(of) = &self.retrieval {
             let scores = retrieval_scores(of).map(|(name, value)| format!("  {name} {value:.4}")).concat();

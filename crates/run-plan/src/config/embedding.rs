@@ -47,6 +47,15 @@ pub fn check(config: &Config) -> Outcome<()> {
         .hint("name the column: `--set data.negative_column=negative`")
         .hint("`--set embedding.loss=mnr` takes the other texts of a step as negatives"));
     }
+    let by_columns = ["data.source_template", "data.target_template", "data.source_lang", "data.target_lang"];
+    if let Some(key) = by_columns.into_iter().find(|key| of.has_negatives && values.text(key).is_some()) {
+        return Err(Failure::usage(format!(
+            "`{key}` ({}) cannot be combined with `data.negative_column` ({}): the three texts of a row are three columns",
+            values.origin(key),
+            values.origin("data.negative_column")
+        ))
+        .hint("name the columns: `data.prompt_column`, `data.response_column` and `data.negative_column`"));
+    }
     if of.loss == ContrastiveLoss::Mnr && config.train.batch_size < 2 && !of.has_negatives {
         return Err(Failure::usage(
             "`embedding.loss = \"mnr\"` compares the texts of a step, and `train.batch_size` is 1",

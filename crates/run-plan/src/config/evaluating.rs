@@ -33,9 +33,23 @@ fn of_preferences(config: &Config) -> Outcome<()> {
     }
 }
 
+/// Refuses to rank vectors by a score of answers.
+fn of_vectors(config: &Config) -> Outcome<()> {
+    let best = config.checkpoint.best_metric.as_str();
+    if config.embedding.is_none() || best.parse::<Metric>().is_err() {
+        return Ok(());
+    }
+    let (of, task) = (config.values.origin("checkpoint.best_metric"), config.values.origin("task.name"));
+    Err(Failure::usage(format!(
+        "`checkpoint.best_metric = \"{best}\"` ({of}) is a score of answers, and `task.name = \"embedding\"` ({task}) has none"
+    ))
+    .hint("`--set checkpoint.best_metric=loss`"))
+}
+
 /// Rules about keys that need evaluations. `has_validation`: whether there are rows for them, or may be.
 pub fn check(config: &Config, has_validation: bool) -> Outcome<()> {
     of_preferences(config)?;
+    of_vectors(config)?;
     let compares = config.checkpoint.best_metric != "loss" || config.train.early_stopping_patience.is_some();
     if compares && !has_validation {
         return Err(Failure::usage(
