@@ -153,6 +153,7 @@ impl BatchMaker {
             max_source_tokens: options.max_source_tokens,
             max_target_tokens: options.max_target_tokens,
             eos_id: options.eos_id,
+            decoder_start_id: options.decoder_start_id,
         };
         let objective = Prepared::new(&options.objective, limits, &tokenizer)?;
         let columns: Vec<usize> =
@@ -336,11 +337,18 @@ impl BatchMaker {
 
     /// Notes which texts of a row have characters that the tokenizer does not give back.
     fn note_lossy(&self, batch: &mut Batch, row: u64, texts: &[RowText]) -> Result<(), NoSample> {
+        // A row counts once on each side, however many targets it has.
+        let mut is_counted = [false; 2];
         for (number, text) in texts.iter().enumerate().filter(|(number, _)| !self.options.objective.is_label(*number)) {
+            let is_target = number > 0;
+            if is_counted[usize::from(is_target)] {
+                continue;
+            }
             let text = text.beginning().map_err(|fault| NoSample::new(fault, number))?;
             let characters = self.lossy.characters(&self.tokenizer, text);
             if !characters.is_empty() {
-                batch.lossy.add(number > 0, row, characters);
+                batch.lossy.add(is_target, row, characters);
+                is_counted[usize::from(is_target)] = true;
             }
         }
         Ok(())

@@ -66,6 +66,8 @@ pub struct LoaderOptions {
     pub max_target_tokens: usize,
     /// The id at the end of every source and target: the model's `eos_token_id`, or [`Tokenizer::eos_id`].
     pub eos_id: u32,
+    /// The decoder's first input, which a target does not repeat; `None`: targets begin as sources do.
+    pub decoder_start_id: Option<u32>,
     /// Put before the text of every source of [`Objective::TextToText`], such as `summarize: `.
     pub source_prefix: String,
     /// The side on which sources of [`Objective::TextToText`] are cut.
@@ -126,6 +128,7 @@ impl Default for LoaderOptions {
             max_source_tokens: 512,
             max_target_tokens: 512,
             eos_id: 1,
+            decoder_start_id: None,
             source_prefix: String::new(),
             truncation_side: Side::default(),
             bad_rows: BadRows::default(),

@@ -146,6 +146,8 @@ pub struct SampleLimits {
     pub max_target_tokens: usize,
     /// The id at the end of every source and every target.
     pub eos_id: u32,
+    /// The decoder's first input, if known.
+    pub decoder_start_id: Option<u32>,
 }
 
 /// One sample as token ids, end-of-sequence tokens included.
@@ -188,7 +190,10 @@ impl Prepared {
         }
         Ok(match objective {
             Objective::TextToText { .. } | Objective::Preference { .. } | Objective::Labelled { .. } => {
-                Self::TextToText(limits, [tokenizer.start_ids(), tokenizer.target_start_ids()].map(<[u32]>::to_vec))
+                let of_source = tokenizer.start_ids();
+                // The decoder's first input may be the start already, such as `<bos>` of T5Gemma.
+                let of_target = if of_source == limits.decoder_start_id.as_slice() { &[] } else { of_source };
+                Self::TextToText(limits, [of_source, of_target].map(<[u32]>::to_vec))
             }
             Objective::Labels { labels, .. } => Self::Labels(limits, tokenizer.start_ids().to_vec(), labels.clone()),
             Objective::LabelsOfWords { labels, .. } => {

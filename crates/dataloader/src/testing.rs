@@ -7,6 +7,7 @@ use arrow_array::{ArrayRef, BinaryArray, RecordBatch};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use parquet_dataset::{Dataset, DatasetOptions, Residency};
+use serde_json::json;
 use tempfile::TempDir;
 
 use crate::Tokenizer;
@@ -18,6 +19,17 @@ pub fn sample_tokenizer() -> &'static Arc<Tokenizer> {
         Arc::new(Tokenizer::load(&path).unwrap())
     });
     &TOKENIZER
+}
+
+/// A tokenizer of lower-case letters and blanks.
+pub fn letters() -> Tokenizer {
+    let pieces = ["<unk>", "\u{2581}"].into_iter().map(str::to_owned).chain(('a'..='z').map(String::from));
+    let vocab: Vec<(String, f64)> = pieces.map(|piece| (piece, -1.0)).collect();
+    let metaspace = json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true});
+    let file = json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": metaspace, "post_processor": null, "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab}});
+    Tokenizer::from_bytes(file.to_string().as_bytes(), Path::new("t.json")).unwrap()
 }
 
 /// Parquet files of one test, removed when dropped.

@@ -82,8 +82,6 @@ pub struct Tokenizer {
     longest_added: usize,
     growth: u64,
     start_ids: Vec<u32>,
-    /// The first input of the model's decoder, if it is known.
-    decoder_start: Option<u32>,
     /// If texts keep special tokens: those that are left out anyway.
     kept_without: Option<Vec<u32>>,
     word_cache: WordCache,
@@ -201,7 +199,6 @@ impl Tokenizer {
             longest_added,
             growth,
             start_ids,
-            decoder_start: None,
             kept_without: None,
             word_cache: WordCache::default(),
         };
@@ -309,18 +306,6 @@ impl Tokenizer {
     /// [`encode`](Self::encode) does not add them. The code that makes a sample does, as it adds the end-of-sequence id.
     pub fn start_ids(&self) -> &[u32] {
         &self.start_ids
-    }
-
-    /// From here on texts are of a model whose decoder begins with this token; see [`target_start_ids`](Self::target_start_ids).
-    pub fn begin_decoding_with(&mut self, token: u32) {
-        self.decoder_start = Some(token);
-    }
-
-    /// The ids before every target: [`start_ids`](Self::start_ids), except where they are the decoder's first input already, such as
-    /// `<bos>` of T5Gemma.
-    pub fn target_start_ids(&self) -> &[u32] {
-        let is_there = |start: &u32| self.start_ids == [*start];
-        if self.decoder_start.as_ref().is_some_and(is_there) { &[] } else { &self.start_ids }
     }
 
     /// The ids that the file's template puts before a text.

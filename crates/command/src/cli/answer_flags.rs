@@ -168,7 +168,6 @@ impl DecodingFlags {
             report::warn(&contradiction.message);
         }
         model_directory::warn_of_ends(directory, model, &tokenizer);
-        tokenizer.begin_decoding_with(model.decoder_start_token_id);
         if Generation::from_values(values).keeps_special_tokens {
             tokenizer.keep_special_tokens(model.frame());
         }

@@ -99,7 +99,6 @@ impl Opened {
         }
         let side = config.data.truncation_side.as_deref().and_then(Side::of_name);
         side.into_iter().for_each(|side| tokenizer.set_truncation_side(side));
-        tokenizer.begin_decoding_with(model.decoder_start_token_id);
         if config.generation.keeps_special_tokens {
             tokenizer.keep_special_tokens(model.frame());
         }
@@ -386,6 +385,7 @@ pub fn loader_options(config: &Config, opened: &Opened) -> LoaderOptions {
             _ => config.data.max_target_tokens,
         },
         eos_id: model.eos_token_ids.first().copied().unwrap_or(1),
+        decoder_start_id: Some(model.decoder_start_token_id),
         // The bill counts the longest one.
         source_prefix: opened
             .mixture

@@ -1,7 +1,7 @@
 use super::*;
 use crate::error::BadValue;
 use crate::objective::SpanCorruption;
-use crate::testing::{Files, sample_tokenizer};
+use crate::testing::{Files, letters, sample_tokenizer};
 use proptest::prelude::*;
 
 const SYNCHRONOUS: LoaderLimits = LoaderLimits { prefetch_batches: 0, decode_threads: 0 };
@@ -263,6 +263,18 @@ fn texts_are_kept_beside_their_samples_when_asked_for() {
         assert_eq!(batch.prompts, prompts);
         assert_eq!(batch.cut_sources, batch.len() as u64);
     }
+}
+
+#[test]
+fn a_row_whose_two_targets_lose_characters_counts_once() {
+    let text = |text: &str| Some(text.as_bytes().to_vec());
+    let files = Files::new().with(&[(text("why"), text("\u{1f600}")), (text("\u{1f600}"), text("so"))], 8);
+    let [prompt_column, chosen_column, rejected_column] = ["prompt", "response", "response"].map(str::to_owned);
+    let objective = Objective::Preference { prompt_column, chosen_column, rejected_column };
+    let options = LoaderOptions { objective, eos_id: 1, ..options(2) };
+    let loader = DataLoader::new(files.open(), Arc::new(letters()), options, Position::default(), SYNCHRONOUS);
+    let batch = loader.unwrap().next_batch().unwrap().unwrap();
+    assert_eq!((batch.lossy.sources, batch.lossy.targets), (1, 1));
 }
 
 #[test]

@@ -63,7 +63,53 @@ struct One {
 
 enum PreparedNoise {
     Spans(span_corruption::Prepared),
-    Prefix(SampleLimits, Option<f64>),
+    Prefix(PrefixLm),
+}
+
+/// A prefix language model with its lengths computed.
+struct PrefixLm {
+    limits: SampleLimits,
+    /// The share of a text that is the target; `None`: any.
+    density: Option<f64>,
+    /// The most tokens of a text of which neither part is too long.
+    most: usize,
+}
+
+impl PrefixLm {
+    fn new(limits: SampleLimits, density: Option<f64>) -> Self {
+        let (source, target) = (limits.max_source_tokens - 1, limits.max_target_tokens - 1);
+        let fits = |length: &usize| {
+            density.is_none_or(|density| {
+                let of_target = target_tokens(*length, density);
+                of_target <= target && length - of_target <= source
+            })
+        };
+        let most = (2..=source + target).rev().find(fits).unwrap_or(2);
+        Self { limits, density, most }
+    }
+
+    /// The first part of a text as source, and the rest as target.
+    fn sample(&self, text: &[u32], key: Key) -> Sample {
+        let (source, target) = (self.limits.max_source_tokens - 1, self.limits.max_target_tokens - 1);
+        let length = text.len().min(self.most);
+        let start = key.derive(WINDOW).stream().below((text.len() - length) as u64 + 1) as usize;
+        let text = &text[start..start + length];
+        let place = match self.density {
+            _ if length < 2 => length,
+            Some(density) => length - target_tokens(length, density),
+            None => {
+                let (least, most) = (length.saturating_sub(target).max(1), source.min(length - 1));
+                least + key.derive(PLACE).stream().below((most - least) as u64 + 1) as usize
+            }
+        };
+        let with_end = |ids: &[u32]| {
+            let mut with_end = Vec::with_capacity(ids.len() + 1);
+            with_end.extend_from_slice(ids);
+            with_end.push(self.limits.eos_id);
+            with_end
+        };
+        Sample { source: with_end(&text[..place]), target: with_end(&text[place..]), ..Sample::default() }
+    }
 }
 
 /// Separate the random choices of a row from those of [`span_corruption`].
@@ -82,7 +128,9 @@ impl Prepared {
                     .encode(prefix)
                     .map_err(|error| problem(format!("prefix `{}`: {error}", prefix.escape_debug())))?,
             };
-            let Some(source) = limits.max_source_tokens.checked_sub(start.len()).filter(|left| *left >= 3) else {
+            // Without a prefix the task itself refuses a length that is too small.
+            let has_room = |left: &usize| *left >= 3 || start.is_empty();
+            let Some(source) = limits.max_source_tokens.checked_sub(start.len()).filter(has_room) else {
                 let (prefix, tokens) = (denoiser.prefix.escape_debug(), start.len());
                 return Err(problem(format!(
                     "the prefix `{prefix}` has {tokens} tokens and `data.max_source_tokens` is {}: expected at least 3 more",
@@ -94,7 +142,7 @@ impl Prepared {
                 Noise::SpanCorruption(spans) => {
                     PreparedNoise::Spans(span_corruption::Prepared::new(spans, limits, &tokenizer.sentinels())?)
                 }
-                Noise::PrefixLm { noise_density } => PreparedNoise::Prefix(limits, noise_density),
+                Noise::PrefixLm { noise_density } => PreparedNoise::Prefix(PrefixLm::new(limits, noise_density)),
             };
             Ok(One { up_to, start, noise })
         };
@@ -108,7 +156,7 @@ impl Prepared {
         let one = self.drawn(key);
         let mut sample = match &one.noise {
             PreparedNoise::Spans(spans) => spans.sample(text, key),
-            PreparedNoise::Prefix(limits, density) => cut_in_two(text, limits, *density, key),
+            PreparedNoise::Prefix(prefix_lm) => prefix_lm.sample(text, key),
         };
         sample.source.reserve_exact(one.start.len()); // The bill counts the bytes of ids that wait in the queue.
         sample.source.splice(0..0, one.start.iter().copied());
@@ -124,40 +172,6 @@ impl Prepared {
     }
 }
 
-/// The first part of a text as source, and the rest as target.
-fn cut_in_two(text: &[u32], limits: &SampleLimits, density: Option<f64>, key: Key) -> Sample {
-    let (source, target) = (limits.max_source_tokens - 1, limits.max_target_tokens - 1);
-    let most = match density {
-        None => source + target,
-        // The most tokens of which neither part is too long.
-        Some(density) => {
-            let fits = |length: &usize| {
-                let of_target = target_tokens(*length, density);
-                of_target <= target && length - of_target <= source
-            };
-            (2..=source + target).rev().find(fits).unwrap_or(2)
-        }
-    };
-    let length = text.len().min(most);
-    let start = key.derive(WINDOW).stream().below((text.len() - length) as u64 + 1) as usize;
-    let text = &text[start..start + length];
-    let place = match density {
-        _ if length < 2 => length,
-        Some(density) => length - target_tokens(length, density),
-        None => {
-            let (least, most) = (length.saturating_sub(target).max(1), source.min(length - 1));
-            least + key.derive(PLACE).stream().below((most - least) as u64 + 1) as usize
-        }
-    };
-    let with_end = |ids: &[u32]| {
-        let mut with_end = Vec::with_capacity(ids.len() + 1);
-        with_end.extend_from_slice(ids);
-        with_end.push(limits.eos_id);
-        with_end
-    };
-    Sample { source: with_end(&text[..place]), target: with_end(&text[place..]), ..Sample::default() }
-}
-
 /// The tokens of the target of `length` tokens, at least two.
 fn target_tokens(length: usize, density: f64) -> usize {
     ((length as f64 * density).round_ties_even() as usize).clamp(1, length - 1)
@@ -168,7 +182,8 @@ mod tests {
     use super::*;
     use crate::testing::sample_tokenizer;
 
-    const LIMITS: SampleLimits = SampleLimits { max_source_tokens: 20, max_target_tokens: 9, eos_id: 1 };
+    const LIMITS: SampleLimits =
+        SampleLimits { max_source_tokens: 20, max_target_tokens: 9, eos_id: 1, decoder_start_id: None };
 
     fn key(row: u64) -> Key {
         Key::new(5).derive(row)
@@ -184,7 +199,7 @@ mod tests {
             let mut places = std::collections::BTreeSet::new();
             for row in 0..300 {
                 let text = ids(2 + row % 60);
-                let Sample { source, target, .. } = cut_in_two(&text, &LIMITS, density, key(u64::from(row)));
+                let Sample { source, target, .. } = PrefixLm::new(LIMITS, density).sample(&text, key(u64::from(row)));
                 assert_eq!((source.last(), target.last()), (Some(&1), Some(&1)));
                 let (source, target) = (&source[..source.len() - 1], &target[..target.len() - 1]);
                 let both = [source, target].concat();
@@ -199,7 +214,7 @@ mod tests {
         }
         assert_eq!(target_tokens(40, 0.25), 10);
         for text in [ids(0), ids(1)] {
-            let sample = cut_in_two(&text, &LIMITS, None, key(0));
+            let sample = PrefixLm::new(LIMITS, None).sample(&text, key(0));
             assert_eq!((sample.source.len(), sample.target), (text.len() + 1, vec![1]));
         }
     }
@@ -232,6 +247,18 @@ mod tests {
         let halves = first.iter().filter(|is_half| **is_half).count();
         assert!(halves.abs_diff(3000) < 120, "{halves}");
         assert!(first == drawn(0) && first != second);
+    }
+
+    #[test]
+    fn a_length_that_is_too_small_is_refused_by_its_task() {
+        let small = SampleLimits { max_source_tokens: 2, ..LIMITS };
+        let of = |denoiser| Prepared::new(&[denoiser], small, sample_tokenizer());
+        let error = of(Denoiser::spans(SpanCorruption::default())).err().expect("too small").to_string();
+        assert!(error.contains("`data.max_source_tokens` is 2: span corruption needs at least 3"), "{error}");
+        let continued = Noise::PrefixLm { noise_density: None };
+        let continued =
+            of(Denoiser { noise: continued, prefix: String::new(), weight: 1.0 }).expect("one token and EOS");
+        assert_eq!(continued.sample(&ids(9), key(0)).source.len(), 2);
     }
 
     #[test]

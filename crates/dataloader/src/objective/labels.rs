@@ -95,7 +95,7 @@ mod tests {
 
     fn sample(text: &str, tags: &str, max_source_tokens: usize) -> Result<Sample, BadValue> {
         let labels = LABELS.map(String::from);
-        let limits = SampleLimits { max_source_tokens, max_target_tokens: 2, eos_id: 1 };
+        let limits = SampleLimits { max_source_tokens, max_target_tokens: 2, eos_id: 1, decoder_start_id: None };
         // A token for each letter.
         let encode = |word: &str| Ok(word.trim().bytes().map(u32::from).collect());
         sample_of_words(&words_and_labels(text, tags)?, &[], (&labels, &limits), &encode)

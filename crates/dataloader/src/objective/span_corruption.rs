@@ -234,7 +234,7 @@ mod tests {
     const PAPER: SpanCorruption = SpanCorruption { noise_density: 0.15, mean_span_tokens: 3.0 };
 
     fn limits(max_source_tokens: usize, max_target_tokens: usize) -> SampleLimits {
-        SampleLimits { max_source_tokens, max_target_tokens, eos_id: 1 }
+        SampleLimits { max_source_tokens, max_target_tokens, eos_id: 1, decoder_start_id: None }
     }
 
     fn prepared(max_source_tokens: usize, max_target_tokens: usize) -> Prepared {

@@ -106,27 +106,11 @@ impl Tokenizer {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use serde_json::json;
-
     use super::*;
 
     #[test]
     fn characters_that_do_not_come_back_are_named_once() {
-        // Lower-case letters and blanks.
-        let vocab: Vec<(String, f64)> = ["<unk>", "\u{2581}"]
-            .into_iter()
-            .map(str::to_owned)
-            .chain(('a'..='z').map(String::from))
-            .map(|piece| (piece, -1.0))
-            .collect();
-        let metaspace =
-            json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true});
-        let file = json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
-            "pre_tokenizer": metaspace, "post_processor": null, "decoder": metaspace,
-            "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab}});
-        let tokenizer = Tokenizer::from_bytes(file.to_string().as_bytes(), Path::new("t.json")).unwrap();
+        let tokenizer = crate::testing::letters();
         let lossy = Lossy::new();
         for _ in 0..2 {
             assert_eq!(lossy.characters(&tokenizer, " a {b}\u{1f600} {c}"), ['{', '}', '\u{1f600}']);
