@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use run_plan::config::keys::KEYS;
+use run_plan::config::keys::{self, KEYS};
 use serde_json::Value;
 
 use crate::run::{Scene, repository};
@@ -24,6 +24,16 @@ const REJECTED: &str = "data.rejected_column=answer";
 const ORPO: &str = "preference.loss=orpo";
 const EMBEDDING: &str = "task.name=embedding";
 const TASKS: &str = "data.tasks=[{ name = \"a\", train = \"rows.jsonl\" }, { name = \"b\", train = \"valid.jsonl\" }]";
+const ONE_TASK: &str =
+    "data.tasks=[{ name = \"a\", train = \"rows.jsonl\", prompt_column = \"prompt\", response_column = \"response\" }]";
+const TEMPLATES: &str = "data.tasks=[{ name = \"a\", train = \"rows.jsonl\", source_template = \"{prompt}\", target_template = \"{response}\" }]";
+const LANGUAGES: &str =
+    "data.tasks=[{ name = \"a\", train = \"languages.jsonl\", source_lang = \"en\", target_lang = \"de\" }]";
+const DENOISER: &str = "data.denoisers=[{ mean_span_tokens = 2.0 }]";
+const TWO: &str = "data.denoisers=[{ mean_span_tokens = 2.0 }, { objective = \"prefix-lm\" }]";
+const QUESTION: &str = "data.text_column=question";
+const GROUP: &str = "optimizer.groups=[{ parameters = [\"shared\"], learning_rate_factor = 0.5 }]";
+const KTO: &[&str] = &["preference.loss=kto", "data.train=kto.jsonl", STILL];
 const NO_LIST: &str = "data.train=[]";
 const STILL: &str = "train.dropout=0";
 const OFTEN: &str = "checkpoint.every_steps=1";
@@ -48,15 +58,33 @@ const ROWS: &[Row] = &[
     ("data.rejected_column", "question", &[ORPO, STILL, CHOSEN, REJECTED]),
     ("data.source_template", "{prompt} {question}", &["data.target_template={answer}"]),
     ("data.target_template", "{answer}", &["data.source_template={prompt}"]),
+    ("data.source_lang", "fr", &["data.train=languages.jsonl", "data.target_lang=de"]),
+    ("data.target_lang", "fr", &["data.train=languages.jsonl", "data.source_lang=en"]),
     ("data.text_column", "question", &[SPANS]),
+    ("data.encoding", "utf-16le", &[]),
+    ("data.quoting", "none", &["data.train=quoted.csv"]),
     ("data.source_prefix", "\"answer: \"", &[]),
     ("data.tasks", "[{ name = \"a\", train = \"valid.jsonl\" }]", &[NO_LIST]),
+    ("data.tasks", "[{ name = \"b\", train = \"rows.jsonl\" }, { name = \"b\", train = \"valid.jsonl\" }]", &[TASKS, NO_LIST]),
+    ("data.tasks", "[{ name = \"a\", train = \"rows.jsonl\" }, { name = \"b\", train = \"valid.jsonl\", weight = 9 }]", &[TASKS, NO_LIST]),
+    ("data.tasks", "[{ name = \"a\", train = \"rows.jsonl\", prompt_column = \"question\", response_column = \"response\" }]", &[ONE_TASK, NO_LIST]),
+    ("data.tasks", "[{ name = \"a\", train = \"rows.jsonl\", prompt_column = \"prompt\", response_column = \"answer\" }]", &[ONE_TASK, NO_LIST]),
+    ("data.tasks", "[{ name = \"a\", train = \"rows.jsonl\", prompt_column = \"prompt\", response_column = \"response\", source_prefix = \"x \" }]", &[ONE_TASK, NO_LIST]),
+    ("data.tasks", "[{ name = \"a\", train = \"rows.jsonl\", prompt_column = \"prompt\", response_column = \"response\", validation = \"valid.jsonl\" }]", &[ONE_TASK, NO_LIST]),
+    ("data.tasks", "[{ name = \"a\", train = \"rows.jsonl\", source_template = \"{question}\", target_template = \"{response}\" }]", &[TEMPLATES, NO_LIST]),
+    ("data.tasks", "[{ name = \"a\", train = \"rows.jsonl\", source_template = \"{prompt}\", target_template = \"{answer}\" }]", &[TEMPLATES, NO_LIST]),
+    ("data.tasks", "[{ name = \"a\", train = \"languages.jsonl\", source_lang = \"fr\", target_lang = \"de\" }]", &[LANGUAGES, NO_LIST]),
+    ("data.tasks", "[{ name = \"a\", train = \"languages.jsonl\", source_lang = \"en\", target_lang = \"fr\" }]", &[LANGUAGES, NO_LIST]),
     ("data.mixing", "equal", &[TASKS, NO_LIST]),
     ("data.mixing_temperature", "9.0", &[TASKS, NO_LIST, "data.mixing=temperature"]),
     ("data.mixing_limit", "2", &[TASKS, NO_LIST]),
     ("data.tokenizer", "nosuch.json", &[]),
     ("data.objective", "span-corruption", &["data.text_column=question"]),
     ("data.denoisers", "[{ mean_span_tokens = 2.0, prefix = \"[R] \" }]", &["data.text_column=question"]),
+    ("data.denoisers", "[{ mean_span_tokens = 1.0 }]", &[DENOISER, QUESTION]),
+    ("data.denoisers", "[{ mean_span_tokens = 2.0, noise_density = 0.5 }]", &[DENOISER, QUESTION]),
+    ("data.denoisers", "[{ mean_span_tokens = 2.0, objective = \"span-corruption\" }, { objective = \"span-corruption\" }]", &[TWO, QUESTION]),
+    ("data.denoisers", "[{ mean_span_tokens = 2.0, weight = 0 }, { objective = \"prefix-lm\" }]", &[TWO, QUESTION]),
     ("data.noise_density", "0.5", &[SPANS, "data.text_column=question"]),
     ("data.mean_span_tokens", "1.0", &[SPANS, "data.text_column=question"]),
     ("data.max_source_tokens", "4", &[]),
@@ -111,6 +139,9 @@ const ROWS: &[Row] = &[
     ("embedding.sizes", "16", &[STILL, EMBEDDING]),
     ("preference.loss", "orpo", &[STILL, CHOSEN, REJECTED]),
     ("preference.beta", "3", &[ORPO, STILL, CHOSEN, REJECTED]),
+    ("data.label_column", "good", KTO),
+    ("preference.desirable_weight", "3", KTO),
+    ("preference.undesirable_weight", "3", KTO),
     ("preference.gamma", "3", &["preference.loss=simpo", STILL, CHOSEN, REJECTED]),
     ("optimizer.name", "adamw", &[]),
     ("optimizer.learning_rate", "0.1", &[]),
@@ -127,6 +158,8 @@ const ROWS: &[Row] = &[
     ("optimizer.weight_decay", "0.5", &[]),
     ("optimizer.state_precision", "int8", &[ADAMW]),
     ("optimizer.groups", "[{ parameters = [\"shared\"], learning_rate_factor = 0.5 }]", &[]),
+    ("optimizer.groups", "[{ parameters = [\"decoder\"], learning_rate_factor = 0.5 }]", &[GROUP]),
+    ("optimizer.groups", "[{ parameters = [\"shared\"], learning_rate_factor = 0.5, weight_decay = 0.5 }]", &[GROUP]),
     ("schedule.name", "linear", &[]),
     ("schedule.warmup_steps", "2", &[]),
     ("schedule.warmup_ratio", "0.5", &[]),
@@ -142,6 +175,9 @@ const ROWS: &[Row] = &[
     ("generation.seed", "3", &[VALID, SAMPLE]),
     ("generation.repetition_penalty", "50.0", &[VALID]),
     ("generation.no_repeat_ngram", "1", &[VALID]),
+    ("generation.keep_special_tokens", "true", &["data.validation=special.jsonl"]),
+    ("checkpoint.best_metric", "chrf", &[VALID]),
+    ("checkpoint.model", "best", &[]),
     ("checkpoint.every_steps", "1", &[]),
     ("checkpoint.keep_last", "1", &[OFTEN, "train.epochs=2"]),
     ("memory.budget", "1MiB", &[]),
@@ -173,23 +209,13 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("run.deterministic", "tests/same_bits.rs"),
     ("run.allow_changes", "crates/command/src/cli/mod.rs"),
     ("train.max_non_finite_steps", "tests/training.rs"),
-    ("data.encoding", "crates/run-plan/src/config/data.rs"),
-    ("data.quoting", "crates/run-plan/src/config/data.rs"),
-    ("data.source_lang", "crates/run-plan/src/config/data.rs"),
-    ("data.target_lang", "crates/run-plan/src/config/data.rs"),
-    ("data.label_column", "tests/preferences.rs"),
     ("preference.reference", "tests/preferences.rs"),
     ("distill.teacher", "tests/distillation.rs"),
     ("distill.alpha", "tests/distillation.rs"),
     ("distill.temperature", "tests/distillation.rs"),
-    ("preference.desirable_weight", "tests/preferences.rs"),
-    ("preference.undesirable_weight", "tests/preferences.rs"),
     ("generation.min_new_tokens", "crates/run-plan/src/config/generation.rs"),
-    ("generation.keep_special_tokens", "crates/run-plan/src/config/generation.rs"),
     ("checkpoint.every_minutes", "crates/run-plan/src/config/mod.rs"),
     ("checkpoint.keep_best", "tests/own_files.rs"),
-    ("checkpoint.best_metric", "tests/answers.rs"),
-    ("checkpoint.model", "tests/answers.rs"),
     ("memory.disk_writes", "tests/situations.rs"),
     ("memory.prices", "tests/prices.rs"),
     ("memory.clear_cache_every_steps", "crates/run-plan/src/config/memory.rs"),
@@ -221,6 +247,25 @@ fn scene() -> Scene {
     };
     scene.write("rows.jsonl", (0..16).map(row).collect::<String>());
     scene.write("valid.jsonl", (16..20).map(row).collect::<String>());
+    let languages = |number: usize| {
+        format!(
+            "{{\"translation\":{{\"en\":\"{number} cats\",\"de\":\"{number} Katzen\",\"fr\":\"{number} chats noirs\"}}}}\n"
+        )
+    };
+    scene.write("languages.jsonl", (0..16).map(languages).collect::<String>());
+    let quoted = |number: usize| format!("\"what is {number}\",\"it is {number}\"\n");
+    scene.write(
+        "quoted.csv",
+        ["prompt,response\n".to_string()].into_iter().chain((0..16).map(quoted)).collect::<String>(),
+    );
+    let judged = |number: usize| {
+        let (label, good) = (number.is_multiple_of(2), number.is_multiple_of(3));
+        format!(
+            "{{\"prompt\":\"what is {number}\",\"completion\":\"it is {number}\",\"label\":{label},\"good\":{good}}}\n"
+        )
+    };
+    scene.write("kto.jsonl", (0..16).map(judged).collect::<String>());
+    scene.write("special.jsonl", "{\"prompt\":\"which\",\"response\":\"<extra_id_0> that\"}\n".repeat(2));
     scene.write(
         "holes.jsonl",
         (0..16).map(row).chain(["{\"prompt\":null,\"response\":\"x\"}\n".into()]).collect::<String>(),
@@ -291,7 +336,16 @@ fn every_key_changes_something_or_the_command_says_why_not() {
     for key in KEYS.iter() {
         let here = ROWS.iter().filter(|row| row.0 == key.name).count();
         let elsewhere = ELSEWHERE.iter().find(|(name, _)| *name == key.name);
-        assert_eq!(here + usize::from(elsewhere.is_some()), 1, "`{}` needs one row that shows its effect", key.name);
+        assert_eq!(
+            here > 0,
+            elsewhere.is_none(),
+            "`{}` needs a row that shows its effect, here or elsewhere",
+            key.name
+        );
+        for field in keys::fields(key.name) {
+            let has_field = |row: &&Row| row.0 == key.name && row.1.contains(&format!("{field} ="));
+            assert!(ROWS.iter().any(|row| has_field(&row)), "the field `{field}` of `{}` needs a row", key.name);
+        }
         if let Some((name, file)) = elsewhere {
             let text =
                 std::fs::read_to_string(repository().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
@@ -302,16 +356,18 @@ fn every_key_changes_something_or_the_command_says_why_not() {
     let bases: Mutex<BTreeMap<&[&str], Seen>> = Mutex::new(BTreeMap::new());
     let (next, silent) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
-        while let Some((key, value, beside)) = ROWS.get(next.fetch_add(1, Ordering::Relaxed)) {
+        loop {
+            let place = next.fetch_add(1, Ordering::Relaxed);
+            let Some((key, value, beside)) = ROWS.get(place) else { return };
             let beside_text: Vec<String> = beside.iter().map(ToString::to_string).collect();
             let known = bases.lock().expect("no panic").get(beside).cloned();
             let base = known.unwrap_or_else(|| {
-                let seen = see(&scene, &format!("base-of-{key}"), &beside_text);
+                let seen = see(&scene, &format!("base-of-{key}-{place}"), &beside_text);
                 bases.lock().expect("no panic").insert(beside, seen.clone());
                 seen
             });
             let with = [beside_text, vec![format!("{key}={value}")]].concat();
-            let seen = see(&scene, &format!("with-{key}"), &with);
+            let seen = see(&scene, &format!("with-{key}-{place}"), &with);
             // A refusal is a change, if the run without the value works; so is a run, if it was refused without the value.
             let is_sound = base.code == Some(0) || seen.code == Some(0);
             let is_changed = Seen { err: String::new(), ..seen.clone() } != Seen { err: String::new(), ..base.clone() };

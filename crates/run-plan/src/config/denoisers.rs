@@ -2,12 +2,10 @@
 
 use toml::Value;
 
-use super::keys::{NEAR, likeness};
-use super::{Data, Denoiser, Noise, Values};
+use super::{Data, Denoiser, Noise, Values, keys};
 use crate::failure::{Failure, Outcome};
 
 const KEY: &str = "data.denoisers";
-const FIELDS: [&str; 5] = ["objective", "mean_span_tokens", "noise_density", "prefix", "weight"];
 
 /// The denoisers of UL2 (arXiv 2205.05131, table 1), drawn as FAT5 drew its own: regular, sequential and extreme ones a third each.
 fn ul2() -> Vec<Denoiser> {
@@ -62,12 +60,7 @@ pub fn with_denoisers(data: Data, values: &Values) -> Outcome<Data> {
 
 /// One denoiser, or the problem in words.
 fn from_table(table: &toml::Table) -> Result<Denoiser, String> {
-    if let Some(field) = table.keys().find(|field| !FIELDS.contains(&field.as_str())) {
-        let nearest = FIELDS.into_iter().max_by(|a, b| likeness(a, field).total_cmp(&likeness(b, field)));
-        let nearest = nearest.filter(|known| likeness(known, field) >= NEAR);
-        let meant = nearest.map_or_else(|| format!("one of {}", FIELDS.join(", ")), |known| format!("`{known}`"));
-        return Err(format!("unknown field `{field}`, expected {meant}"));
-    }
+    keys::check_fields(KEY, table)?;
     let number = |field: &str, least: f64, most: f64| {
         let number = match table.get(field) {
             None => return Ok(None),

@@ -3,12 +3,10 @@
 use toml::Value;
 use trainer::groups::Group;
 
-use super::Values;
-use super::keys::{NEAR, likeness};
+use super::{Values, keys};
 use crate::failure::{Failure, Outcome};
 
 const KEY: &str = "optimizer.groups";
-const FIELDS: [&str; 3] = ["parameters", "learning_rate_factor", "weight_decay"];
 
 /// The groups in these values, in their order.
 pub fn from_values(values: &Values) -> Outcome<Vec<Group>> {
@@ -25,12 +23,7 @@ pub fn from_values(values: &Values) -> Outcome<Vec<Group>> {
 
 /// One group, or the problem in words.
 fn from_table(table: &toml::Table) -> Result<Group, String> {
-    if let Some(field) = table.keys().find(|field| !FIELDS.contains(&field.as_str())) {
-        let nearest = FIELDS.into_iter().max_by(|a, b| likeness(a, field).total_cmp(&likeness(b, field)));
-        let nearest = nearest.filter(|known| likeness(known, field) >= NEAR);
-        let meant = nearest.map_or_else(|| format!("one of {}", FIELDS.join(", ")), |known| format!("`{known}`"));
-        return Err(format!("unknown field `{field}`, expected {meant}"));
-    }
+    keys::check_fields(KEY, table)?;
     let number = |field: &str| match table.get(field) {
         None => Ok(None),
         Some(Value::Float(number)) if number.is_finite() && *number >= 0.0 => Ok(Some(*number)),

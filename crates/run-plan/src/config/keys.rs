@@ -35,8 +35,8 @@ pub enum Kind {
     Size(i64),
     /// A table that is passed on unchanged.
     Table,
-    /// A list of tables, whose fields the owner of the key checks.
-    Tables,
+    /// A list of tables with these fields, whose values the owner of the key checks.
+    Tables(&'static [&'static str]),
 }
 
 /// One key.
@@ -93,6 +93,22 @@ pub const MEASURES: [&str; 18] = [
     "span_f1",
 ];
 
+const OF_TASKS: &[&str] = &[
+    "name",
+    "train",
+    "validation",
+    "source_prefix",
+    "weight",
+    "prompt_column",
+    "response_column",
+    "source_template",
+    "target_template",
+    "source_lang",
+    "target_lang",
+];
+const OF_DENOISERS: &[&str] = &["objective", "mean_span_tokens", "noise_density", "prefix", "weight"];
+const OF_GROUPS: &[&str] = &["parameters", "learning_rate_factor", "weight_decay"];
+
 use Kind::{Integer, Metrics, Name, Number, OneOf, Parts, Paths, Size, Switch, Table, Tables, Text, Words};
 
 /// Every key, in the order of `resolved.toml`. Pins of levers come from the planner's table.
@@ -147,14 +163,14 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("data.text_column", Name, AUTO, "\"auto\"", "column of the text for pretraining; auto: text"),
     key("data.encoding", Text, AUTO, "\"auto\"", "encoding of JSON, CSV and TSV: windows-1252, gb18030, shift_jis, utf-16le and others; auto: UTF-8"),
     key("data.quoting", OneOf(&["all", "none"]), AUTO, "\"auto\"", "whether quotes enclose fields of CSV and TSV; auto: of CSV, and in TSV they are ordinary characters"),
-    key("data.tasks", Tables, &[], "[]", "tasks whose rows are mixed, each with a name, train, and perhaps validation, source_prefix, weight and columns: [{ name = \"sum\", train = \"sum.jsonl\", source_prefix = \"summarize: \" }]; instead of data.train"),
+    key("data.tasks", Tables(OF_TASKS), &[], "[]", "tasks whose rows are mixed, each with a name, train, and perhaps validation, source_prefix, weight and columns: [{ name = \"sum\", train = \"sum.jsonl\", source_prefix = \"summarize: \" }]; instead of data.train"),
     key("data.mixing", OneOf(&["proportional", "equal", "temperature"]), &[], "\"proportional\"", "how often tasks are drawn: by their rows, equally, or by their rows to the power of 1 / data.mixing_temperature; each times its weight"),
     key("data.mixing_temperature", Number(1.0, 1e6), &[], "2.0", "temperature of data.mixing = \"temperature\": 1 is proportional, higher ones come closer to equal"),
     key("data.mixing_limit", Integer(1, MANY), NONE, "\"none\"", "most rows of a task that count for its rate and for the length of an epoch"),
     key("data.source_prefix", Text, AUTO, "\"auto\"", "text put before every prompt, such as \"summarize: \"; kept in the model's config.json; auto: that of model.init_from, or none"),
     key("data.tokenizer", Name, AUTO, "\"auto\"", "tokenizer.json, spiece.model, vocab.json, or a model that has one; auto: the model's own"),
     key("data.objective", OneOf(&["text-to-text", "span-corruption", "prefix-lm", "ul2"]), AUTO, "\"auto\"", "training task; auto: text-to-text, or span-corruption where files have only a text column; prefix-lm: continue the beginning of a text; ul2: UL2's seven denoisers at FAT5's rates"),
-    key("data.denoisers", Tables, &[], "[]", "pretraining tasks of which each row draws one, such as [{ mean_span_tokens = 3, noise_density = 0.15, prefix = \"[R] \" }, { objective = \"prefix-lm\", prefix = \"[S] \", weight = 2 }]; instead of data.objective"),
+    key("data.denoisers", Tables(OF_DENOISERS), &[], "[]", "pretraining tasks of which each row draws one, such as [{ mean_span_tokens = 3, noise_density = 0.15, prefix = \"[R] \" }, { objective = \"prefix-lm\", prefix = \"[S] \", weight = 2 }]; instead of data.objective"),
     key("data.noise_density", Number(0.001, 0.999), &[], "0.15", "span corruption: share of masked tokens"),
     key("data.mean_span_tokens", Number(1.0, 1000.0), &[], "3.0", "span corruption: mean length of a masked span in tokens"),
     key("data.max_source_tokens", Integer(2, 1 << 20), &[], "256", "truncate sources to this many tokens, EOS included"),
@@ -235,7 +251,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("optimizer.eps", Number(0.0, 1.0), AUTO, "\"auto\"", "AdamW: added to the root of the second moment; auto: 1e-8"),
     key("optimizer.weight_decay", Number(0.0, 1.0), AUTO, "\"auto\"", "decoupled weight decay; auto: 0, and 0.01 for AdamW as in torch"),
     key("optimizer.state_precision", OneOf(&["f32", "int8"]), &[], "\"f32\"", "AdamW: how its moments are held between steps; int8: two bytes a parameter, in blocks of 256, as bitsandbytes quantises them; always in memory; a parameter with fewer than 4096 values keeps f32"),
-    key("optimizer.groups", Tables, &[], "[]", "parameters with a learning_rate_factor or a weight_decay of their own, such as [{ parameters = [\"norms\", \"biases\"], weight_decay = 0 }]; the first group that names a parameter has it"),
+    key("optimizer.groups", Tables(OF_GROUPS), &[], "[]", "parameters with a learning_rate_factor or a weight_decay of their own, such as [{ parameters = [\"norms\", \"biases\"], weight_decay = 0 }]; the first group that names a parameter has it"),
 
     key("schedule.name", OneOf(&["constant", "one-cycle", "linear", "cosine", "inverse-sqrt"]), &[], "\"constant\"", "learning rate schedule"),
     key("schedule.warmup_steps", Integer(0, MANY), AUTO, "\"auto\"", "warm-up steps; auto: 0, or 30 % of the steps for one-cycle"),
@@ -291,6 +307,24 @@ pub fn default(name: &str) -> toml::Value {
     key.default.parse().expect("defaults in the table of keys are TOML")
 }
 
+/// The fields of a key's tables; none: the key has no tables.
+pub fn fields(name: &str) -> &'static [&'static str] {
+    if let Some(Key { kind: Tables(fields), .. }) = find(name) { fields } else { &[] }
+}
+
+/// Refuses a field that a table of this key does not have.
+///
+/// # Errors
+/// The field, and what was meant, in words.
+pub(super) fn check_fields(name: &str, table: &toml::Table) -> Result<(), String> {
+    let known = fields(name);
+    let Some(field) = table.keys().find(|field| !known.contains(&field.as_str())) else { return Ok(()) };
+    let nearest = known.iter().max_by(|a, b| likeness(a, field).total_cmp(&likeness(b, field)));
+    let nearest = nearest.filter(|known| likeness(known, field) >= NEAR);
+    let meant = nearest.map_or_else(|| format!("one of {}", known.join(", ")), |known| format!("`{known}`"));
+    Err(format!("unknown field `{field}`, expected {meant}"))
+}
+
 /// The key that a mistyped name means: the only one with its last part (`max_steps` means `train.max_steps`), or the nearest, if that is
 /// near.
 pub fn nearest(name: &str) -> Option<&'static str> {
@@ -342,7 +376,7 @@ impl Key {
             Parts => "a list of parts, blocks or globs of parameter names".to_string(),
             Size(_) => "a size such as \"512MiB\" or \"4GiB\"".to_string(),
             Table => "a table".to_string(),
-            Tables => "a list of tables".to_string(),
+            Tables(_) => "a list of tables".to_string(),
         };
         if self.words.is_empty() { value } else { format!("{value}, or {}", quoted(self.words)) }
     }

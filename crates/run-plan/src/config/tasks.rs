@@ -2,24 +2,10 @@
 
 use toml::Value;
 
-use super::keys::{NEAR, likeness};
-use super::{Columns, Data, DataTask, Mixing, Tasks, Values};
+use super::{Columns, Data, DataTask, Mixing, Tasks, Values, keys};
 use crate::failure::{Failure, Outcome};
 
 const KEY: &str = "data.tasks";
-const FIELDS: [&str; 11] = [
-    "name",
-    "train",
-    "validation",
-    "source_prefix",
-    "weight",
-    "prompt_column",
-    "response_column",
-    "source_template",
-    "target_template",
-    "source_lang",
-    "target_lang",
-];
 
 /// The settings of rows with the tasks in these values.
 pub fn with_tasks(data: Data, values: &Values) -> Outcome<Data> {
@@ -75,12 +61,7 @@ pub fn with_tasks(data: Data, values: &Values) -> Outcome<Data> {
 
 /// One task, or the problem in words.
 fn from_table(table: &toml::Table, shared: &Columns) -> Result<DataTask, String> {
-    if let Some(field) = table.keys().find(|field| !FIELDS.contains(&field.as_str())) {
-        let nearest = FIELDS.into_iter().max_by(|a, b| likeness(a, field).total_cmp(&likeness(b, field)));
-        let nearest = nearest.filter(|known| likeness(known, field) >= NEAR);
-        let meant = nearest.map_or_else(|| format!("one of {}", FIELDS.join(", ")), |known| format!("`{known}`"));
-        return Err(format!("unknown field `{field}`, expected {meant}"));
-    }
+    keys::check_fields(KEY, table)?;
     let text = |field: &str| match table.get(field) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),

@@ -263,7 +263,7 @@ fn check(key: &Key, value: Value) -> Result<Value, String> {
             Ok(value)
         }
         (Kind::Parts, Value::Array(items)) if items.iter().all(Value::is_str) => Ok(value),
-        (Kind::Tables, Value::Array(items)) if items.iter().all(Value::is_table) => Ok(value),
+        (Kind::Tables(_), Value::Array(items)) if items.iter().all(Value::is_table) => Ok(value),
         (Kind::Size(least), Value::Integer(bytes)) if *bytes >= least => Ok(Value::String(format!("{bytes}"))),
         (Kind::Size(_), Value::String(text)) if parse_size(text).is_some() => Ok(value),
         _ => Err(got(&value)),
