@@ -291,7 +291,10 @@ fn a_run_that_is_not_there_is_refused_and_one_without_a_checkpoint_starts_from_s
         .run(&["--output", "rum", "--keep-training"])
         .expect_code(2)
         .expect_words(&["hint: did you mean `--output run`?"]);
-    scene.run(&short(&["--keep-training"])).expect_code(0).expect_words(&["no checkpoint yet; starting from scratch"]);
+    scene
+        .run(&short(&["--keep-training"]))
+        .expect_code(0)
+        .expect_words(&["no checkpoint yet; training begins with step 1"]);
 }
 
 #[test]

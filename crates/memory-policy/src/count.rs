@@ -9,9 +9,14 @@ pub fn counted(count: u64) -> String {
     head.into_iter().chain(groups).collect::<Vec<_>>().join(",")
 }
 
-/// `1 step`, `2 steps`, `12,345 steps`
+/// `1 step`, `2 steps`, `12,345 queries`
 pub fn plural(count: u64, noun: &str) -> String {
-    format!("{} {noun}{}", counted(count), if count == 1 { "" } else { "s" })
+    let number = counted(count);
+    match noun.strip_suffix('y').filter(|stem| !stem.ends_with(['a', 'e', 'i', 'o', 'u'])) {
+        _ if count == 1 => format!("{number} {noun}"),
+        Some(stem) => format!("{number} {stem}ies"),
+        None => format!("{number} {noun}s"),
+    }
 }
 
 #[cfg(test)]
@@ -21,6 +26,14 @@ mod tests {
     #[test]
     fn thousands_are_set_apart_and_one_is_no_plural() {
         assert_eq!([0, 7, 999, 1000, 1_234_567].map(counted), ["0", "7", "999", "1,000", "1,234,567"]);
-        assert_eq!((plural(1, "row"), plural(2000, "row")), ("1 row".to_string(), "2,000 rows".to_string()));
+        for (count, noun, expected) in [
+            (1, "row", "1 row"),
+            (2000, "row", "2,000 rows"),
+            (1, "directory", "1 directory"),
+            (2, "more directory", "2 more directories"),
+            (3, "key", "3 keys"),
+        ] {
+            assert_eq!(plural(count, noun), expected);
+        }
     }
 }

@@ -357,7 +357,7 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
                 (
                     fastest.filter(|fastest| fastest.relative_time < 0.98 * self.relative_time),
                     self.relative_time,
-                    format!("without {flag}, a small plan that is nearly the fastest is taken; "),
+                    format!("{flag} is not set, so the plan is small and nearly the fastest; "),
                 )
             }
         };

@@ -61,7 +61,7 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
         Work::Inference(_) => 0,
     };
     let small = small_blocks(t5_ops::processor().threads) + BYTES_OF_OTHER_CODE + choices;
-    fixed.push(CostRow::new(SMALL_BLOCKS, small, "estimate: small allocations of threads and of replanning"));
+    fixed.push(CostRow::new(SMALL_BLOCKS, small, "estimate: overhead of the allocator"));
     fixed.extend(held);
     let has_nccl = matches!(&job.work, Work::Training(training) if training.processes.between_cards.is_some());
     fixed.extend(place::context(job.place, has_nccl, now));

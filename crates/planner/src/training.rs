@@ -8,6 +8,7 @@ use candle_core::DType;
 use memory_policy::{Bytes, CostRow, FEEDING, MemorySpace, Name, Phase, undominated};
 use t5::{Levers, ParameterSpec};
 use trainer::Sharding;
+use trainer::contrastive::Contrastive;
 use trainer::costs::SavedFrom;
 
 use crate::counted::{self, Arithmetic, NamedBytes, Resident, StepCounter};
@@ -286,6 +287,8 @@ impl<'a> Offer<'a> {
             format!("{chunk} rows of logits at a time")
         } else if *row == LOSS {
             "logits recomputed, a block of the vocabulary at a time".into()
+        } else if *row == PACKED {
+            "matrices in the order in which products read them".into()
         } else if *row == WORKSPACE && written.total() > 0 {
             format!("{} written to disk a step", Bytes(written.total()))
         } else {
@@ -357,8 +360,7 @@ impl<'a> Offer<'a> {
             let with_rows = |tensors: &[NamedBytes], rows: u64, on_host: u64| -> Vec<CostRow> {
                 let tensors = tensors.iter().map(|held| beside_a_step(held, packed).row(&of).at(place));
                 let rows = CostRow::new(VALIDATION_ROWS, rows, &of);
-                let most = usize::try_from(evaluated.counts.evaluated).unwrap_or(usize::MAX);
-                let vectors = self.vectors(most.saturating_mul(3));
+                let vectors = self.vectors(self.evaluated_texts(evaluated.counts.evaluated));
                 tensors.chain([rows]).chain(vectors).chain(place::staging(on_host + pinned)).collect()
             };
             let [for_evaluation, for_generation] = counted.on_host;
@@ -374,6 +376,13 @@ impl<'a> Offer<'a> {
             phases.push(phase(GENERATION, resident.at_a_time, with_batch(generation, for_generation)));
         }
         phases
+    }
+
+    /// The texts of so many rows that are evaluated together. Of rows that are not known, those of a step.
+    fn evaluated_texts(&self, rows: u64) -> usize {
+        let of_a_row = self.training.options.contrastive.as_ref().map_or(1, Contrastive::texts_of_a_row);
+        let rows = usize::try_from(rows).unwrap_or(usize::MAX);
+        rows.checked_mul(of_a_row).filter(|texts| *texts < usize::MAX).unwrap_or(self.job.samples)
     }
 
     /// The row of the vectors of so many texts, if they are trained.
@@ -514,6 +523,19 @@ mod tests {
         }
         // Logits are rarely at the peak. A smaller chunk holds no more, unless it has so few rows that many threads divide their sums.
         assert!(bytes(&choice(16, 0, 32)) <= bytes(&all));
+    }
+
+    #[test]
+    fn vectors_of_an_evaluation_are_billed_by_its_rows_or_by_a_step_if_they_are_not_known() {
+        let model = t5::Config::preset("t5-small").expect("a preset");
+        let options = TrainerOptions { contrastive: Some(Contrastive::default()), ..TrainerOptions::default() };
+        let (training, pins) = (testing::training(&options), Pins::default());
+        let job = Job { samples: 32, ..testing::job(&model, training.clone(), &pins) };
+        let counter = StepCounter::new(&model, &options, 32, job.longest, &Processes::default()).expect("it trains");
+        let offer = Offer::new(&job, &training, &counter, Bytes(u64::MAX)).expect("it trains");
+        assert_eq!([100, u64::MAX, u64::MAX / 2].map(|rows| offer.evaluated_texts(rows)), [200, 32, 32]);
+        let bytes = offer.vectors(200).expect("vectors").bytes.0;
+        assert_eq!(bytes, 4 * 200 * 512 * 8);
     }
 
     #[test]

@@ -79,7 +79,7 @@ impl<'a> RunJob<'a> {
             pins: &config.memory.pins,
             feed: self.feed(),
             process_note: match self.data {
-                Some(_) => "measured: program, tokenizer, footers",
+                Some(_) => "measured: program, tokenizer, data index",
                 None => "measured; the tokenizer will add to it",
             },
             prices: self.prices,

@@ -149,7 +149,7 @@ impl Contrastive {
 
     /// The bytes of the vectors of so many texts, and of their gradients, while a loss is computed.
     pub fn bytes(&self, texts: usize, width: usize) -> u64 {
-        (4 * texts * width * size_of::<f64>()) as u64
+        (4 * width * size_of::<f64>()).saturating_mul(texts) as u64
     }
 
     /// The loss of a batch, and its gradient by each vector. `vectors` (T, D) has the texts of one row after the other: anchor, positive, and

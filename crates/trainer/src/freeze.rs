@@ -57,7 +57,7 @@ pub(crate) fn item_matches(item: &str, name: &str) -> bool {
     match item {
         "" => false,
         "shared" if is_table => true,
-        "encoder" | "decoder" | "model" if is_table => false,
+        "encoder" | "decoder" | "model" | "model.encoder" | "model.decoder" if is_table => false,
         _ => is_within(name) || is_within(bare),
     }
 }
@@ -133,6 +133,7 @@ mod tests {
             ("encoder", &[2]),
             ("decoder", &[3, 4]),
             ("decoder.layers.1", &[3]),
+            ("model.encoder", &[2]),
             ("model.encoder.layers", &[2]),
             ("encoder.embed_tokens", &[0]),
         ] {

@@ -146,10 +146,7 @@ pub fn score(flags: &ScoreArgs) -> Outcome<()> {
     }
     report::note(&format!("{}, {rate:.0} tokens/s", plural(scored.rows, "row")));
     if let Some([mrr, ndcg]) = means {
-        report::note(&format!(
-            "MRR@10 {mrr:.4}  NDCG@10 {ndcg:.4}  ({})",
-            plural(scored.ranking.queries(), "query").replace("querys", "queries")
-        ));
+        report::note(&format!("MRR@10 {mrr:.4}  NDCG@10 {ndcg:.4}  ({})", plural(scored.ranking.queries(), "query")));
     }
     Ok(())
 }

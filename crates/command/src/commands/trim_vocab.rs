@@ -142,7 +142,7 @@ fn chosen(
     if keep.len() > most {
         return Err(Failure::usage(format!(
             "--keep-top {most}: special tokens, sentinels, bytes and the ids of the config alone are {}",
-            plural(keep.len() as u64, "entry").replace("entrys", "entries")
+            plural(keep.len() as u64, "entry")
         ))
         .hint("use a larger number"));
     }

@@ -28,7 +28,7 @@ pub fn checkpoint_to_resume(
         None => Checkpoints::newest_valid(&run.checkpoints())?,
     };
     let Some(found) = found else {
-        report::warn(&format!("{}: no checkpoint yet; starting from scratch", run.root().display()));
+        report::warn(&format!("{}: no checkpoint yet; training begins with step 1", run.root().display()));
         return Ok(None);
     };
     let path = found.path.display().to_string();

@@ -135,7 +135,7 @@ fn a_faster_plan_is_named_with_the_budget_of_the_device_and_with_the_other_where
     let first = next(4000, of_mib(1_601));
     assert!(first.contains("faster with --device-memory-budget 2676MiB (2 at a time)"), "{first}");
     let guest = next(4000, Budget::ShareOfAvailable);
-    assert!(guest.starts_with("without --device-memory-budget, a small plan"), "{guest}");
+    assert!(guest.starts_with("--device-memory-budget is not set, so the plan is small"), "{guest}");
     let mut costs = costs();
     costs.steps[0].rows.push(CostRow::new(ACTIVATIONS, 500 * MIB, ""));
     let both = plan(&with_card(24_000), &costs, explicit(400, 9_000)).unwrap().bill.next;
