@@ -7,6 +7,9 @@ Each case is a directory as it is published, with random weights and a tokenizer
 steps in f32; the reference is transformers in f64 with torch.optim.AdamW. `loss` and `grad_norm` are compared. The saved directory has to
 load with no missing and no unexpected keys, what texts do not use must be unchanged, and greedy answers must be those of
 transformers. Prints the largest relative differences; exits 1 above 1e-4.
+
+Then an adapter is trained and merged: the merged model has the logits of PEFT's adapter beside the model. The vocabulary is trimmed and
+grown: logits of entries that stay have their bits. Classifiers are trained: their loss is that of transformers, one text at a time.
 """
 
 import argparse
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 
+import peft
 import tokenizers
 import torch
 import transformers
@@ -78,8 +82,112 @@ def check(name, root, binary):
     problems = [f"{key} {value:.1e}" for key, value in far.items() if value > 1e-4]
     problems += saved(folder, output / "model")
     problems += answered(binary, output / "model", tokenizer)
+    problems += merged(binary, folder, root, batches, settings)
+    problems += trimmed(binary, folder, root, tokenizer, rows)
+    problems += classified(binary, folder, root, tokenizer, settings)
     print(f"{name}: {', '.join(f'{key} {value:.1e}' for key, value in far.items())}: {problems or 'ok'}", flush=True)
     return not problems
+
+
+def command(binary, *words):
+    ran = subprocess.run([binary, *words], capture_output=True, text=True)
+    return ran.stdout, f"{words[0]}: exit code {ran.returncode}: {ran.stderr[-1500:]}" if ran.returncode else None
+
+
+def words_of(settings):
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+def loaded(folder, model_class=transformers.AutoModelForSeq2SeqLM):
+    """The model in f32, and what transformers missed or did not expect."""
+    model, info = model_class.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+    kinds = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
+    return model.eval(), [f"{folder.name}: {kind}: {list(info[kind])[:4]}" for kind in kinds if info[kind]]
+
+
+def logits(model, batch):
+    with torch.no_grad():
+        return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["labels"]).logits
+
+
+def merged(binary, folder, root, batches, settings):
+    run, output = root / f"{folder.name}-lora", root / f"{folder.name}-merged"
+    dora = {"lora.dora": "true", "run.output_dir": run, "optimizer.learning_rate": 0.01}
+    _, failed = command(binary, "train", "--lora", *words_of(settings | dora))
+    _, failed = (None, failed) if failed else command(binary, "merge", "--model", folder, "--adapter", run, "--dtype", "f32", "-o", output)
+    if failed:
+        yield failed
+        return
+    model, problems = loaded(output)
+    yield from problems
+    beside = peft.PeftModel.from_pretrained(loaded(folder)[0], run / "adapter").eval()
+    far = (logits(model, batches[0]) - logits(beside, batches[0])).abs().max().item()
+    if far > 1e-5:
+        yield f"merged logits differ by {far:.1e} from PEFT's"
+    _, failed = command(binary, "average", folder, folder, "-o", root / f"{folder.name}-mean")
+    yield from [failed] if failed else loaded(root / f"{folder.name}-mean")[1]
+
+
+def trimmed(binary, folder, root, tokenizer, rows):
+    """The logits of entries that stay, with the sources and targets in the new ids."""
+    names = [root / f"{folder.name}-{name}" for name in ("trimmed", "grown")]
+    few = root / "few.jsonl"
+    few.write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+    for output, words in zip(names, (("trim-vocab", "--model", folder, "--keep-used", few), ("add-tokens", "--model", folder, "--tokens", "§", "zzz"))):
+        _, failed = command(binary, *words, "-o", output)
+        if failed:
+            yield failed
+            return
+        model, problems = loaded(output)
+        yield from problems
+        new = transformers.AutoTokenizer.from_pretrained(output)
+        ids = [new.convert_tokens_to_ids(name) for name, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
+        stays = [old for old, id in enumerate(ids) if id is not None and new.convert_ids_to_tokens(id) == tokenizer.id_to_token(old)]
+        old_batch = batch_of(tokenizer, rows[:3])
+        to_new = lambda tensor: tensor.clone().apply_(lambda id: id if id < 0 else ids[id])  # noqa: E731
+        new_batch = old_batch | {name: to_new(old_batch[name]) for name in ("input_ids", "labels")}
+        if [new(row["prompt"]).input_ids + [1] for row in rows[:3]] != [[ids[id] for id in source] for source in old_batch["sources"]]:
+            yield f"{output.name}: other tokens"
+        before, after = logits(loaded(folder)[0], old_batch)[..., stays], logits(model, new_batch)[..., [ids[old] for old in stays]]
+        if len(stays) < 260 or not torch.allclose(before, after, rtol=0, atol=2e-6):
+            yield f"{output.name}: logits of {len(stays)} entries differ by {(before - after).abs().max():.1e}"
+
+
+def classified(binary, folder, root, tokenizer, settings):
+    texts = ["red stone", "blue river tree", "green", "cloud bird stone red"]
+    labels = [{"text": text, "label": "ab"[number % 2]} for number, text in enumerate(texts)]
+    tags = [{"tokens": text.split(), "ner_tags": ["O" if word == "red" else "B-X" for word in text.split()]} for text in texts]
+    for task, rows, model_class in (
+        ("classification", labels, transformers.AutoModelForSequenceClassification),
+        ("token-classification", tags, transformers.AutoModelForTokenClassification),
+    ):
+        file, output = root / f"{task}.jsonl", root / f"{folder.name}-{task}"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        _, failed = command(binary, "train", *words_of(settings | {"task.name": task, "data.train": file, "run.output_dir": output}))
+        said, failed = (None, failed) if failed else command(binary, "eval", "--model", output, "--data", file, "--json")
+        if failed:
+            yield failed
+            continue
+        model, problems = loaded(output / "model", model_class)
+        yield from problems
+        total, count = 0.0, 0
+        for row in rows:
+            if task == "classification":
+                source, target = tokenizer.encode(row["text"]).ids + [1], [model.config.label2id[row["label"]]]
+            else:
+                # As `task.label_all_tokens` is off: the label of a word is that of its first token.
+                source, target, text = [2], [-100], ""
+                for word, tag in zip(row["tokens"], row["ner_tags"], strict=True):
+                    ids = tokenizer.encode(f"{' ' if text else ''}{word}", add_special_tokens=False).ids
+                    source, target, text = source + ids, target + [model.config.label2id[tag]] + [-100] * (len(ids) - 1), word
+                source, target = source + [1], [[*target, -100]]
+            with torch.no_grad():
+                loss = model(input_ids=torch.tensor([source]), labels=torch.tensor(target)).loss.item()
+            many = 1 if task == "classification" else sum(tag >= 0 for tag in target[0])
+            total, count = total + loss * many, count + many
+        ours = json.loads(said)["loss"]
+        if abs(ours / (total / count) - 1) > 1e-4:
+            yield f"{task}: loss {ours}, transformers {total / count}"
 
 
 def make_tokenizer():

@@ -26,6 +26,7 @@ mod finetune;
 mod flag_effects;
 mod flags;
 mod gemma;
+mod gemma_features;
 mod hostile_text;
 mod inference;
 mod jobs;

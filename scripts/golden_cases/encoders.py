@@ -5,6 +5,8 @@ the pooling, their `vectors`. Of a classifier it has AdamW's options, and of eve
 the norm of the gradient before clipping; `golden.safetensors` has `final.PARAMETER`. Dropout is off.
 
 `CASE_adapter` has the same for an adapter of PEFT beside the classifier of CASE: `start` and `final` are what PEFT saved.
+Cases of `GEMMA` are T5Gemma and T5Gemma 2, one source at a time: beside longer sources transformers takes the label of a shorter one a token
+later.
 `contrastive` has steps of `encoder` with losses of its vectors, written out as sentence-transformers defines them: by case the settings, and of
 each step the rows of texts, the loss and the norm of the gradient.
 """
@@ -13,7 +15,10 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
 from transformers import T5Config, T5EncoderModel, T5ForSequenceClassification, T5ForTokenClassification
+from transformers import T5Gemma2ForSequenceClassification, T5Gemma2ForTokenClassification, T5GemmaEncoderModel
+from transformers import T5GemmaForSequenceClassification, T5GemmaForTokenClassification
 
+from . import gemma
 from .adapters import save
 from .files import write_json
 
@@ -34,6 +39,14 @@ CASES = {
     "regression": (T5ForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}),
     "tokens": (T5ForTokenClassification, {"id2label": dict(enumerate(TAGS)), "label2id": {name: index for index, name in enumerate(TAGS)}}),
 }  # fmt: skip
+# name -> (class, generation, kind of labels, whether the decoder is read)
+GEMMA = {
+    "gemma_sequence": (T5GemmaForSequenceClassification, 1, "sequence", True),
+    "gemma_tokens": (T5GemmaForTokenClassification, 1, "tokens", False),
+    "gemma2_sequence": (T5Gemma2ForSequenceClassification, 2, "sequence", True),
+    "gemma2_tokens": (T5Gemma2ForTokenClassification, 2, "tokens", True),
+}
+SMALL = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "head_dim": 4}
 # name -> LoraConfig's arguments. PEFT itself adds the modules `classifier` and `score` to those that are saved.
 ADAPTERS = {
     "sequence": {"task_type": "SEQ_CLS", "target_modules": ["q", "v", "wo"], "modules_to_save": ["classification_head"]},
@@ -55,6 +68,37 @@ def write(folder):
     for index, (name, arguments) in enumerate(ADAPTERS.items()):
         write_adapter(folder, name, arguments, seed=200 + index)
     write_contrastive(folder, seed=300)
+    write_gemma(folder, seed=400)
+
+
+def write_gemma(folder, seed):
+    gemma.exact_in_f64()
+    for index, (name, (model_class, generation, kind, has_decoder)) in enumerate(GEMMA.items()):
+        changes = CASES[kind][1] | ({} if has_decoder else {"is_encoder_decoder": False})
+        here, generator = folder / name, torch.Generator().manual_seed(seed + index)
+        model = made_gemma(here, model_class, generation, changes, generator)
+        # A small step where the gradient is small: without it AdamW makes much of rounding.
+        optimizer = OPTIMIZER | {"eps": 1e-2}
+        steps = train(kind, gemma.without_images(model), generator, first=6, is_alone=True, optimizer=optimizer)
+        final = {f"final.{name.replace('.text_model', '')}": of.detach().float().contiguous() for name, of in model.named_parameters()}
+        write_json(here / "golden.json", {"optimizer": optimizer, "grad_clip_norm": CLIP_NORM, "steps": steps})
+        save_file(final, here / "golden.safetensors")
+    generator = torch.Generator().manual_seed(seed + len(GEMMA))
+    here = folder / "gemma_encoder"
+    model = made_gemma(here, T5GemmaEncoderModel, 1, {"is_encoder_decoder": False}, generator)
+    write_vectors(here, model, make_sources(7, generator, first=6))
+
+
+def made_gemma(folder, model_class, generation, changes, generator):
+    """A new model in a directory, read back in f64."""
+    folder.mkdir()
+    config = gemma.make_config(generation, SMALL, SMALL)
+    for key, value in changes.items():
+        setattr(config, key, value)
+    model = model_class._from_config(config, attn_implementation="eager")
+    gemma.fill(model, generator)
+    model.save_pretrained(folder)
+    return model_class.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
 
 
 def perturb(model, generator):
@@ -65,9 +109,9 @@ def perturb(model, generator):
             parameter.add_(torch.empty_like(parameter).normal_(generator=generator), alpha=amount)
 
 
-def make_sources(count, generator):
+def make_sources(count, generator, first=3):
     lengths = torch.randint(2, LONGEST, (count,), generator=generator).tolist()
-    words = lambda length: torch.randint(3, CONFIG["vocab_size"], (length,), generator=generator).tolist()  # noqa: E731
+    words = lambda length: torch.randint(first, CONFIG["vocab_size"], (length,), generator=generator).tolist()  # noqa: E731
     return [words(length) + [CONFIG["eos_token_id"]] for length in lengths]
 
 
@@ -94,8 +138,11 @@ def made(folder, model_class, config, seed):
 
 def write_encoder(folder, seed):
     model, generator = made(folder, T5EncoderModel, CONFIG, seed)
+    write_vectors(folder, model, make_sources(7, generator))
+
+
+def write_vectors(folder, model, sources):
     model.eval()
-    sources = make_sources(7, generator)
     batch = inputs(sources)
     with torch.no_grad():
         output = model(**batch).last_hidden_state
@@ -182,15 +229,21 @@ def contrastive_loss(vectors, settings):
     return torch.nn.functional.cross_entropy(scores, torch.arange(len(vectors)))
 
 
-def train(name, model, generator):
+def train(name, model, generator, first=3, is_alone=False, optimizer=OPTIMIZER):
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, **OPTIMIZER)
+    optimizer = torch.optim.AdamW(trained, **optimizer)
     steps = []
     for _ in range(STEPS):
-        sources = make_sources(5, generator)
+        sources = make_sources(5, generator, first)
         labels, tensor = make_labels(name, sources, generator)
-        loss = model(**inputs(sources), labels=tensor).loss
+        if is_alone:
+            counts = [sum(label is not None for label in row) for row in labels]
+            rows = [tensor[row : row + 1, ..., : len(source)] if tensor.dim() > 1 else tensor[row : row + 1] for row, source in enumerate(sources)]
+            losses = [model(**inputs([source]), labels=row).loss * count for source, row, count in zip(sources, rows, counts, strict=True) if count]
+            loss = sum(losses) / sum(counts)
+        else:
+            loss = model(**inputs(sources), labels=tensor).loss
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(trained, CLIP_NORM)
         optimizer.step()

@@ -78,9 +78,7 @@ def exact_in_f64():
     of_t5gemma2.eager_attention_forward = attention
 
 
-def make_model(generation, of_encoder, of_decoder, seed, vocab=None):
-    """A model with random weights."""
-    torch.manual_seed(seed)
+def make_config(generation, of_encoder, of_decoder, vocab=None):
     stack = STACK | ({"vocab_size": vocab} if vocab else {})
     kinds = {1: {"layer_types": KINDS}, 2: {"layer_types": KINDS, "rope_parameters": ROPE}}[generation]
     if generation == 1:
@@ -91,12 +89,22 @@ def make_model(generation, of_encoder, of_decoder, seed, vocab=None):
     if generation == 2:
         images = {"mm_tokens_per_image": 4, "boi_token_index": 3, "eoi_token_index": 4, "image_token_index": 5}
         encoder = {"text_config": encoder, "vision_config": SiglipVisionConfig(**TOWER).to_dict()} | images
-        config = T5Gemma2Config(encoder=encoder, decoder=decoder, image_token_index=5, dropout_rate=0.0)
-        model = T5Gemma2ForConditionalGeneration._from_config(config, attn_implementation="eager")
-    else:
-        config = T5GemmaConfig(encoder=encoder, decoder=decoder, vocab_size=stack["vocab_size"], dropout_rate=0.0)
-        model = T5GemmaForConditionalGeneration._from_config(config, attn_implementation="eager")
-    generator = torch.Generator().manual_seed(seed)
+        return T5Gemma2Config(encoder=encoder, decoder=decoder, image_token_index=5, dropout_rate=0.0)
+    return T5GemmaConfig(encoder=encoder, decoder=decoder, vocab_size=stack["vocab_size"], dropout_rate=0.0)
+
+
+def make_model(generation, of_encoder, of_decoder, seed, vocab=None):
+    """A model with random weights."""
+    torch.manual_seed(seed)
+    model_class = {1: T5GemmaForConditionalGeneration, 2: T5Gemma2ForConditionalGeneration}[generation]
+    config = make_config(generation, of_encoder, of_decoder, vocab)
+    model = model_class._from_config(config, attn_implementation="eager")
+    fill(model, torch.Generator().manual_seed(seed))
+    return model
+
+
+def fill(model, generator):
+    """Gives a model random weights."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
@@ -105,7 +113,6 @@ def make_model(generation, of_encoder, of_decoder, seed, vocab=None):
                 parameter.normal_(std=0.1, generator=generator)  # or each token would be answered by itself
             else:
                 parameter.normal_(std=parameter.shape[-1] ** -0.5, generator=generator)
-    return model
 
 
 def write_case(folder, generation, of_encoder, of_decoder, layout, seed):
@@ -221,7 +228,7 @@ def without_images(model):
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_text(name))
     named = model.named_parameters
-    model.named_parameters = lambda: [(name, parameter) for name, parameter in named() if parameter.requires_grad]
+    model.named_parameters = lambda **_: [(name, parameter) for name, parameter in named() if parameter.requires_grad]
     return model
 
 

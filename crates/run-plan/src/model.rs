@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use serde_json::{Map, Value};
 use t5::Precision;
 
 use crate::config::Config;
@@ -35,11 +36,26 @@ fn overridden(model: &t5::Config, overrides: &toml::Table) -> Outcome<t5::Config
         }
     }
     for (key, value) in overrides {
+        if model.family.is_gemma() && !entries.contains_key(key) {
+            let family = model.family.model_type();
+            return Err(Failure::usage(format!("`model.overrides.{key}`: the config of a {family} has no such key"))
+                .hint("sizes are those of a stack: `model.overrides={decoder={intermediate_size=512}}`"));
+        }
         let value =
             serde_json::to_value(value).map_err(|error| Failure::usage(format!("`model.overrides.{key}`: {error}")))?;
-        entries.insert(key.clone(), value);
+        put(entries, key.clone(), value);
     }
     Ok(t5::Config::from_json(&json.to_string(), "`model.overrides`")?)
+}
+
+/// Puts an entry into an object. The entries of a table join those of an object that is there.
+fn put(entries: &mut Map<String, Value>, key: String, value: Value) {
+    match (entries.get_mut(&key), value) {
+        (Some(Value::Object(inside)), Value::Object(new)) => {
+            new.into_iter().for_each(|(key, value)| put(inside, key, value));
+        }
+        (_, value) => drop(entries.insert(key, value)),
+    }
 }
 
 /// The model with the prefix, the precision of the base and the adapter of the config. An adapter that continues from files has the

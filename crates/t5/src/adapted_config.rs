@@ -37,7 +37,8 @@ impl Lora {
         let modules = module_names(config);
         let is_table = |name: &str| name == SHARED || name.ends_with("embed_tokens");
         let is_module = |named: &String| modules.iter().any(|name| !is_table(name) && is_named(name, named));
-        let is_head = |named: &String| config.gemma.is_none() && config.head.module() == Some(named.as_str());
+        let has_own = config.gemma.is_none() || config.head.labels().is_some();
+        let is_head = |named: &String| has_own && config.head.module(config.family) == Some(named.as_str());
         if let Some(module) = self.modules_to_save.iter().find(|module| !is_module(module) && !is_head(module)) {
             return bad("modules_to_save", "names of layers of this model, and not `shared`", module.clone());
         }
@@ -64,7 +65,7 @@ impl Config {
     /// The model whose adapter, if it has one, is saved with the layers of a classifier, which train beside it.
     #[must_use]
     pub fn saving_classifier(mut self) -> Config {
-        let module = self.head.module().filter(|_| self.head.labels().is_some());
+        let module = self.head.module(self.family).filter(|_| self.head.labels().is_some());
         if let (Some(module), Some(lora)) = (module, &mut self.lora)
             && !lora.saves(module)
         {

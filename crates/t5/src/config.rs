@@ -272,19 +272,12 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] for a head over a decoder that this model does not have, or for text of a model that makes none.
     pub fn with_head(mut self, head: Head) -> Result<Config> {
+        let head = head.over(self.family, &self.head);
         let lacks_decoder = head.has_decoder() && !self.head.has_decoder();
         if lacks_decoder || head.is_language() && !self.head.is_language() {
             let [class, expected] = [&self.head, &head].map(|head| head.architecture(self.family));
             let what = if lacks_decoder { "a model with a decoder" } else { "a model that makes text" };
             return Err(self.invalid("architectures", &class, &format!("{what}, such as {expected}")));
-        }
-        if self.gemma.is_some() && head.labels().is_some() {
-            let class = head.architecture(self.family);
-            return Err(self.invalid(
-                "architectures",
-                &class,
-                "a T5Gemma that makes text: it is not trained as a classifier",
-            ));
         }
         if !head.has_decoder() {
             self.num_decoder_layers = 0;
@@ -294,9 +287,10 @@ impl Config {
         Ok(self)
     }
 
-    /// Dropout before the layers of a classifier: transformers' `classifier_dropout`.
+    /// Dropout before the layers of a classifier: transformers' `classifier_dropout`, in a T5Gemma `classifier_dropout_rate`.
     pub(crate) fn classifier_dropout(&self) -> f64 {
-        self.rest.raw.get("classifier_dropout").and_then(Value::as_f64).unwrap_or_default()
+        let key = if self.gemma.is_some() { "classifier_dropout_rate" } else { "classifier_dropout" };
+        self.rest.raw.get(key).and_then(Value::as_f64).unwrap_or_default()
     }
 
     /// Sets `feed_forward_proj` and the fields that transformers derives from it.

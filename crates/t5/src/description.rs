@@ -10,6 +10,7 @@ use t5_ops::Mask;
 use crate::config::Config;
 use crate::config::gemma::StackConfig;
 use crate::family::Family;
+use crate::head::{Head, WRAPPED, is_of_classifier};
 
 /// The norms of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -141,17 +142,57 @@ impl Config {
         (self.family == Family::T5Gemma && self.head.has_decoder()).then_some(TABLES[1])
     }
 
-    /// The name in transformers of a module or parameter with this name in the files.
+    /// The name in transformers of a module or parameter with this name here.
     pub(crate) fn module_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
-        match name.strip_prefix("model.encoder.") {
+        match name.trim_start_matches("model.").strip_prefix("encoder.") {
             Some(rest) if self.family == Family::T5Gemma2 => format!("model.encoder.text_model.{rest}").into(),
-            _ => self.head.stored_name(name),
+            _ => self.stored_name(name),
         }
+    }
+
+    /// The name of a parameter in the model's files.
+    pub(crate) fn stored_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
+        match self.head.labels() {
+            Some(_) if self.gemma.is_none() && !is_of_classifier(name) => format!("{WRAPPED}{name}").into(),
+            _ => name.into(),
+        }
+    }
+
+    /// The name here of a module or parameter with this name in transformers, in its files or in PEFT's. Those of a T5Gemma may begin with
+    /// the stack; and transformers has a module `text_model` in T5Gemma 2's encoder, and not in its files.
+    pub(crate) fn own_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
+        if self.gemma.is_none() {
+            return name.into();
+        }
+        let name: Cow<str> = match name.strip_prefix("text_model.") {
+            Some(rest) => format!("encoder.{rest}").into(),
+            None if name.contains(".text_model.") => name.replacen(".text_model.", ".", 1).into(),
+            None => name.into(),
+        };
+        let begins_with_stack = ["encoder.", "decoder."].iter().any(|stack| name.starts_with(stack));
+        if begins_with_stack { format!("model.{name}").into() } else { name }
     }
 
     /// The name of the head's linear layer.
     pub fn head_name(&self) -> &'static str {
         if self.gemma.is_some() { "lm_head.out_proj" } else { "lm_head" }
+    }
+
+    /// The linear layers of a classifier, which have biases: a hidden one, and that of the outputs.
+    pub(crate) fn classifier_layers(&self) -> Option<(Option<LinearDescription>, LinearDescription)> {
+        let (labels, width) = (self.head.labels()?, self.stack(self.head.has_decoder()).width);
+        let linear = |name: &str, outputs, std| LinearDescription { name: name.into(), shape: [outputs, width], std };
+        let (outputs, std) = (labels.names.len(), self.initializer_factor * (width as f64).powf(-0.5));
+        Some(match (&self.gemma, &self.head) {
+            (Some(gemma), _) => {
+                (None, linear("score.out_proj", outputs, gemma.initializer_range * (outputs as f64).powf(-0.5)))
+            }
+            (None, Head::Sequence(_)) => (
+                Some(linear("classification_head.dense", width, std)),
+                linear("classification_head.out_proj", outputs, std),
+            ),
+            (None, _) => (None, linear("classifier", outputs, self.initializer_factor)),
+        })
     }
 
     /// The standard deviation of first values that is `power` in T5.

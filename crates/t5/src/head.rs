@@ -1,13 +1,11 @@
 //! [`Head`]: the part of a model above its stacks, and so the class of transformers that a directory names.
 
-use std::borrow::Cow;
-
 use serde_json::{Map, Value, json};
 use t5_ops::IGNORED_LABEL;
 
 use crate::family::Family;
 
-/// What transformers' classes put before the names of all parameters but the classifier's.
+/// What transformers' classes of T5 put before the names of all parameters but the classifier's.
 pub(crate) const WRAPPED: &str = "transformer.";
 
 /// The part of a model above its stacks.
@@ -31,17 +29,19 @@ pub struct Labels {
     pub names: Vec<String>,
     /// Whether the one output is a number.
     pub is_number: bool,
+    /// Whether a classifier over a T5Gemma reads the decoder's output, which its files say. `None`: as T5's classes do.
+    pub reads_decoder: Option<bool>,
 }
 
 impl Labels {
     /// Labels with these names.
     pub fn named(names: Vec<String>) -> Labels {
-        Labels { names, is_number: false }
+        Labels { names, is_number: false, reads_decoder: None }
     }
 
     /// One number.
     pub fn number() -> Labels {
-        Labels { names: vec!["LABEL_0".into()], is_number: true }
+        Labels { is_number: true, ..Labels::named(vec!["LABEL_0".into()]) }
     }
 
     /// The index of a label.
@@ -69,7 +69,8 @@ impl Labels {
         let count = raw.get("num_labels").and_then(Value::as_u64).unwrap_or(2).min(1 << 16);
         let names = named.unwrap_or_else(|| (0..count).map(|id| format!("LABEL_{id}")).collect());
         let kind = raw.get("problem_type").and_then(Value::as_str);
-        Labels { is_number: kind == Some("regression") || kind.is_none() && names.len() == 1, names }
+        let is_number = kind == Some("regression") || kind.is_none() && names.len() == 1;
+        Labels { is_number, ..Labels::named(names) }
     }
 }
 
@@ -77,11 +78,14 @@ impl Head {
     /// The head of the class that a `config.json` names.
     pub(crate) fn of(family: Family, raw: &Map<String, Value>) -> Head {
         let class = raw.get("architectures").and_then(|names| names.get(0)).and_then(Value::as_str).unwrap_or_default();
+        let has_decoder = || raw.get("is_encoder_decoder").and_then(Value::as_bool).unwrap_or(true);
+        let reads_decoder = family.is_gemma().then(|| family == Family::T5Gemma2 || has_decoder());
+        let labels = || Labels { reads_decoder, ..Labels::of(raw) };
         match class.strip_prefix(family.class_prefix()) {
             Some("EncoderModel") => Head::Encoder,
             Some("Encoder") if family == Family::T5Gemma2 => Head::Encoder,
-            Some("ForSequenceClassification") => Head::Sequence(Labels::of(raw)),
-            Some("ForTokenClassification") => Head::Tokens(Labels::of(raw)),
+            Some("ForSequenceClassification") => Head::Sequence(labels()),
+            Some("ForTokenClassification") => Head::Tokens(labels()),
             _ => Head::Language,
         }
     }
@@ -100,7 +104,29 @@ impl Head {
 
     /// Whether a decoder is below the head.
     pub fn has_decoder(&self) -> bool {
-        matches!(self, Head::Language | Head::Sequence(_))
+        match self {
+            Head::Language => true,
+            Head::Encoder => false,
+            Head::Sequence(labels) => labels.reads_decoder.unwrap_or(true),
+            Head::Tokens(labels) => labels.reads_decoder.unwrap_or(false),
+        }
+    }
+
+    /// This head over a model of a family with another head. Over a T5Gemma, a label of tokens is read from the encoder where transformers' class
+    /// can do so.
+    pub(crate) fn over(mut self, family: Family, other: &Head) -> Head {
+        let has_own = self.is_like(other);
+        let of_tokens = matches!(self, Head::Tokens(_));
+        if let (true, Head::Sequence(labels) | Head::Tokens(labels)) = (family.is_gemma(), &mut self) {
+            let own = other.labels().filter(|_| has_own).and_then(|labels| labels.reads_decoder);
+            labels.reads_decoder = labels.reads_decoder.or(own).or(Some(!of_tokens || family == Family::T5Gemma2));
+        }
+        self
+    }
+
+    /// Whether both are heads of one kind, whatever their labels.
+    pub(crate) fn is_like(&self, other: &Head) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
     }
 
     /// Whether the model makes text.
@@ -117,23 +143,19 @@ impl Head {
     }
 
     /// The module of transformers that it is, if it has parameters.
-    pub fn module(&self) -> Option<&'static str> {
+    pub fn module(&self, family: Family) -> Option<&'static str> {
         match self {
             Head::Language => Some("lm_head"),
+            Head::Sequence(_) | Head::Tokens(_) if family.is_gemma() => Some("score"),
             Head::Encoder => None,
             Head::Sequence(_) => Some("classification_head"),
             Head::Tokens(_) => Some("classifier"),
         }
     }
 
-    /// The name of a parameter in the model's files.
-    pub(crate) fn stored_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
-        if self.labels().is_some() && !is_of_classifier(name) { format!("{WRAPPED}{name}").into() } else { name.into() }
-    }
-
     /// The entries of a `config.json` that name the labels.
     pub(crate) fn entries(&self) -> Vec<(&'static str, Value)> {
-        let Some(Labels { names, is_number }) = self.labels() else { return Vec::new() };
+        let Some(Labels { names, is_number, .. }) = self.labels() else { return Vec::new() };
         let ids: Map<_, _> = names.iter().enumerate().map(|(id, name)| (id.to_string(), json!(name))).collect();
         let labels: Map<_, _> = names.iter().enumerate().map(|(id, name)| (name.clone(), json!(id))).collect();
         let mut entries = vec![("id2label", Value::Object(ids)), ("label2id", Value::Object(labels))];
@@ -148,10 +170,10 @@ impl Head {
     pub fn lengths(&self, source: usize, target: usize) -> (usize, usize) {
         match self {
             Head::Language => (source, target),
-            Head::Sequence(_) => (source, source),
+            Head::Sequence(_) | Head::Tokens(_) if self.has_decoder() => (source, source),
             // A target is another text of the same encoder.
             Head::Encoder => (source.max(target), 1),
-            Head::Tokens(_) => (source, 1),
+            Head::Sequence(_) | Head::Tokens(_) => (source, 1),
         }
     }
 
@@ -173,5 +195,5 @@ pub fn counted_labels(target: &[u32]) -> u64 {
 
 /// Whether a parameter belongs to a classifier.
 pub(crate) fn is_of_classifier(name: &str) -> bool {
-    name.starts_with("classif")
+    ["classif", "score."].iter().any(|start| name.starts_with(start))
 }

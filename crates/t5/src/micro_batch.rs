@@ -176,7 +176,7 @@ impl MicroBatch {
 
 /// The labels of a model that makes no text: one of each source, or one of each position of the rectangle.
 fn labels(head: &Head, lengths: &[usize], targets: &[&[u32]], samples: &[u32]) -> Result<Vec<u32>> {
-    let Some(Labels { names, is_number }) = head.labels() else { return Ok(Vec::new()) };
+    let Some(Labels { names, is_number, .. }) = head.labels() else { return Ok(Vec::new()) };
     let longest = lengths.iter().copied().max().unwrap_or(0);
     let mut labels = Vec::new();
     for ((target, &length), sample) in targets.iter().zip(lengths).zip(samples) {

@@ -14,7 +14,7 @@ use crate::description::{
     AttentionDescription, BlockDescription, LinearDescription, NormKind, Positions, StackDescription,
 };
 use crate::error::Result;
-use crate::head::{Head, Labels, is_of_classifier};
+use crate::head::is_of_classifier;
 use crate::ops::{Matrix, Ops};
 
 /// Where in the model a parameter is.
@@ -232,21 +232,15 @@ impl ParameterSpec {
         if config.head.has_decoder() {
             list.norm(decoder.final_norm, decoder.width, decoder.norm, Part::DecoderNorm);
         }
-        let (width, std) = (config.d_model, (config.d_model as f64).powf(-0.5));
-        match &config.head {
-            Head::Language => {
-                let (name, shape) = (config.head_name(), [config.vocab_size, decoder.width]);
-                if !config.tie_word_embeddings {
-                    list.normal(format!("{name}.weight"), shape.to_vec(), Part::LmHead, decoder.table_std);
-                }
-                list.adapter(name, shape, Part::LmHead);
+        if config.head.is_language() {
+            let (name, shape) = (config.head_name(), [config.vocab_size, decoder.width]);
+            if !config.tie_word_embeddings {
+                list.normal(format!("{name}.weight"), shape.to_vec(), Part::LmHead, decoder.table_std);
             }
-            Head::Encoder => {}
-            Head::Sequence(Labels { names, .. }) => {
-                list.of_classifier("classification_head.dense", [width, width], std);
-                list.of_classifier("classification_head.out_proj", [names.len(), width], std);
-            }
-            Head::Tokens(Labels { names, .. }) => list.of_classifier("classifier", [names.len(), width], 1.0),
+            list.adapter(name, shape, Part::LmHead);
+        }
+        if let Some((hidden, outputs)) = config.classifier_layers() {
+            hidden.into_iter().chain([outputs]).for_each(|layer| list.of_classifier(&layer));
         }
         list.specs
     }
@@ -288,8 +282,8 @@ impl List<'_> {
     }
 
     /// A layer of a classifier, with its bias.
-    fn of_classifier(&mut self, name: &str, shape: [usize; 2], std: f64) {
-        let weight = Initial::Normal { std: std * self.config.initializer_factor };
+    fn of_classifier(&mut self, LinearDescription { name, shape, std }: &LinearDescription) {
+        let weight = Initial::Normal { std: *std };
         let of = [("weight", shape.to_vec(), weight), ("bias", vec![shape[0]], Initial::Constant(0.0))];
         for (what, shape, initial) in of {
             let name = format!("{name}.{what}");

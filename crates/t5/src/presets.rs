@@ -24,15 +24,17 @@ const PRESETS: &[Preset] = &[
     ("chatlm-0.2b", [768, 3072, 64, 12, 10, 10], 29298, "relu"),
 ];
 
-/// One preset of T5Gemma 2: name, (width, inner width, heads, heads of keys, head size, layers of each stack, window), vocabulary.
-type GemmaPreset = (&'static str, [usize; 7], usize);
+/// One preset of T5Gemma 2: name, (width, inner width, heads, heads of keys, head size, layers of each stack, window), vocabulary, and the
+/// factor of the rotary positions of full layers.
+type GemmaPreset = (&'static str, [usize; 7], usize, f64);
 
 const GEMMAS: &[GemmaPreset] = &[
     // This project's own.
-    ("tiny-gemma", [128, 512, 4, 1, 32, 3, 64], 4096),
+    ("tiny-gemma", [128, 512, 4, 1, 32, 3, 64], 4096, 1.0),
     // Text only: the published ones have a vision tower beside.
-    ("t5gemma-2-270m", [640, 2048, 4, 1, 256, 18, 512], 262_144),
-    ("t5gemma-2-1b", [1152, 6912, 4, 1, 256, 26, 512], 262_144),
+    ("t5gemma-2-270m", [640, 2048, 4, 1, 256, 18, 512], 262_144, 1.0),
+    ("t5gemma-2-1b", [1152, 6912, 4, 1, 256, 26, 512], 262_144, 1.0),
+    ("t5gemma-2-4b", [2560, 10240, 8, 4, 256, 34, 1024], 262_144, 8.0),
 ];
 
 impl Config {
@@ -42,7 +44,7 @@ impl Config {
     }
 
     fn gemma_preset(
-        &(_, [width, inner, heads, key_heads, head_size, layers, window], vocab_size): &GemmaPreset,
+        &(_, [width, inner, heads, key_heads, head_size, layers, window], vocab_size, factor): &GemmaPreset,
     ) -> Config {
         let stack = StackConfig {
             width,
@@ -54,30 +56,13 @@ impl Config {
             score_cap: None,
             window,
             is_sliding: (1..=layers).map(|layer| layer % 6 != 0).collect(),
-            rotary: [(1_000_000.0, 1.0), (10_000.0, 1.0)],
+            rotary: [(1_000_000.0, factor), (10_000.0, 1.0)],
             epsilon: 1e-6,
             positions: 131_072,
         };
         let (encoder, decoder) = (stack.clone(), stack);
         let gemma = Gemma { encoder, decoder, logit_cap: None, initializer_range: 0.02, image_tokens: Vec::new() };
-        Config {
-            family: Family::T5Gemma2,
-            vocab_size,
-            d_model: width,
-            d_ff: inner,
-            d_kv: head_size,
-            num_heads: heads,
-            num_layers: layers,
-            num_decoder_layers: layers,
-            dropout_rate: 0.0,
-            feed_forward_proj: "gated-gelu".into(),
-            dense_act_fn: "gelu_new".into(),
-            is_gated_act: true,
-            scale_decoder_outputs: false,
-            decoder_start_token_id: 2,
-            gemma: Some(Box::new(gemma)),
-            ..Config::default()
-        }
+        Config::of_gemma(Family::T5Gemma2, vocab_size, gemma)
     }
 
     /// The architecture with this name, or `None`. The vocabulary size is the published one; set
@@ -112,12 +97,12 @@ mod tests {
     use crate::ParameterSpec;
 
     #[test]
-    fn every_preset_is_a_valid_model_from_a_million_to_three_billion_parameters() {
+    fn every_preset_is_a_valid_model_from_a_million_to_seven_billion_parameters() {
         for name in Config::preset_names() {
             let config = Config::preset(name).unwrap();
             config.validate().unwrap();
             let parameters: u64 = ParameterSpec::all(&config).iter().map(|p| p.elements()).sum();
-            assert!((1_000_000..3_100_000_000).contains(&parameters), "{name} has {parameters}");
+            assert!((1_000_000..7_100_000_000).contains(&parameters), "{name} has {parameters}");
         }
         assert!(Config::preset("t5-medium").is_none());
     }
@@ -137,5 +122,6 @@ mod tests {
         check("t5-v1.1-base", 247_577_856);
         check("chatlm-0.2b", 187_692_288);
         check("t5gemma-2-270m", 368_424_192);
+        check("t5gemma-2-4b", 7_089_110_016);
     }
 }

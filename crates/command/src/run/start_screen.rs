@@ -14,6 +14,7 @@ use crate::machine::processes;
 use crate::run::bits::Kernels;
 use crate::run::open::Opened;
 use crate::screen::progress::rate;
+use crate::screen::shell_words::quoted;
 
 /// The screen, one labelled paragraph for each subject. `done` steps were made before.
 ///
@@ -22,6 +23,7 @@ use crate::screen::progress::rate;
 pub fn text(config: &Config, opened: &Opened, options: &TrainerOptions, done: u64, total: u64) -> Outcome<String> {
     let paragraphs = [
         Some(("Model", model(config, opened, options, done)?)),
+        vocabulary(config, opened).map(|words| ("Vocabulary", words)),
         opened.model.lora.as_ref().map(|lora| ("Adapter", adapter(lora))),
         Some(("Data", data(config, opened))),
         opened.reading.texts_in_words().map(|words| ("Texts", words)),
@@ -53,6 +55,29 @@ fn model(config: &Config, opened: &Opened, options: &TrainerOptions, done: u64) 
         ),
     };
     Ok(format!("T5 with {} parameters, {start}; {trains}", millions(all)))
+}
+
+/// The cost of a large table, and the command that gives it back.
+fn vocabulary(config: &Config, opened: &Opened) -> Option<String> {
+    const MANY: usize = 100_000;
+    let model = config.model.init_from.as_deref().filter(|_| opened.model.vocab_size >= MANY)?;
+    let specs = t5::ParameterSpec::all(&opened.model);
+    let all: u64 = specs.iter().map(t5::ParameterSpec::elements).sum();
+    let has_row_for_each =
+        |spec: &&t5::ParameterSpec| spec.shape.len() == 2 && spec.shape[0] == opened.model.vocab_size;
+    let table: u64 = specs.iter().filter(has_row_for_each).map(t5::ParameterSpec::elements).sum();
+    let rows = opened.reading.train.originals.first()?;
+    (table > all / 4).then(|| {
+        format!(
+            "{} entries have {} of the parameters ({:.0} %); `train_low_mem trim-vocab --model {} --keep-used {} --output trimmed` \
+             keeps those that the rows use",
+            counted(opened.model.vocab_size as u64),
+            millions(table),
+            share(table, all),
+            quoted(model),
+            quoted(rows),
+        )
+    })
 }
 
 fn data(config: &Config, opened: &Opened) -> String {

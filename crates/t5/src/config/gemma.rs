@@ -197,11 +197,15 @@ impl Stack<'_> {
         if !head_size.is_multiple_of(2) {
             return Err(self.invalid("head_dim", "an even number", self.read.get("head_dim")));
         }
+        let most = super::LARGEST_DIMENSION;
         for (key, value) in [("hidden_size", width), ("num_attention_heads", heads), ("head_dim", head_size)] {
-            if value as u64 > super::LARGEST_DIMENSION || heads as u64 * head_size as u64 > super::LARGEST_DIMENSION {
-                let expected = format!("a number up to {}", super::LARGEST_DIMENSION);
-                return Err(self.invalid(key, &expected, self.read.get(key)));
+            if value as u64 > most {
+                return Err(self.invalid(key, &format!("a number up to {most}"), self.read.get(key)));
             }
+        }
+        if heads as u64 * head_size as u64 > most {
+            let expected = format!("num_attention_heads x head_dim of at most {most}");
+            return Err(self.invalid("head_dim", &expected, self.read.get("head_dim")));
         }
         let act = self.read.text("hidden_activation", "gelu_pytorch_tanh")?;
         if act != "gelu_pytorch_tanh" {
@@ -321,28 +325,13 @@ pub(super) fn read(
     let head = Head::of(family, &raw);
     let (encoder, decoder) = of_stack;
     let config = Config {
-        family,
-        vocab_size,
-        d_model: encoder.width.max(decoder.width),
-        d_kv: encoder.head_size.max(decoder.head_size),
-        d_ff: encoder.inner.max(decoder.inner),
-        num_layers: encoder.is_sliding.len(),
-        num_decoder_layers: decoder.is_sliding.len(),
-        num_heads: encoder.heads.max(decoder.heads),
         dropout_rate,
-        layer_norm_epsilon: decoder.epsilon,
-        feed_forward_proj: "gated-gelu".into(),
-        dense_act_fn: "gelu_new".into(),
-        is_gated_act: true,
-        tie_word_embeddings: true,
-        scale_decoder_outputs: false,
         pad_token_id: pad,
         eos_token_ids,
         decoder_start_token_id: start,
         base_precision,
-        gemma: Some(Box::new(Gemma { encoder, decoder, logit_cap, initializer_range, image_tokens })),
         rest: Rest { raw, generation, answer_ends, answer_start, origin },
-        ..Config::default()
+        ..Config::of_gemma(family, vocab_size, Gemma { encoder, decoder, logit_cap, initializer_range, image_tokens })
     };
     let config = config.with_head(head)?;
     config.validate()?;
@@ -377,12 +366,84 @@ pub(super) fn set_stored_dtype(object: &mut Map<String, Value>, name: &str) {
     }
 }
 
+/// The object of a stack's settings.
+fn stack_object(raw: &mut Map<String, Value>, decoder: bool) -> Option<&mut Map<String, Value>> {
+    let object = raw.get_mut(if decoder { "decoder" } else { "encoder" })?.as_object_mut()?;
+    match object.contains_key("text_config") {
+        true => object.get_mut("text_config")?.as_object_mut(),
+        false => Some(object),
+    }
+}
+
+/// Names the rows of the table in each object that has them.
+pub(super) fn put_vocab_size(raw: &mut Map<String, Value>, vocab_size: usize) {
+    for decoder in [false, true] {
+        stack_object(raw, decoder).map(|stack| stack.insert("vocab_size".into(), vocab_size.into()));
+    }
+    if raw.contains_key("vocab_size") {
+        raw.insert("vocab_size".into(), vocab_size.into());
+    }
+}
+
 impl Config {
+    /// A model with these stacks, with transformers' token ids and without dropout.
+    pub(crate) fn of_gemma(family: Family, vocab_size: usize, gemma: Gemma) -> Config {
+        let Gemma { encoder, decoder, .. } = &gemma;
+        Config {
+            family,
+            vocab_size,
+            d_model: encoder.width.max(decoder.width),
+            d_kv: encoder.head_size.max(decoder.head_size),
+            d_ff: encoder.inner.max(decoder.inner),
+            num_layers: encoder.is_sliding.len(),
+            num_decoder_layers: decoder.is_sliding.len(),
+            num_heads: encoder.heads.max(decoder.heads),
+            dropout_rate: 0.0,
+            layer_norm_epsilon: decoder.epsilon,
+            feed_forward_proj: "gated-gelu".into(),
+            dense_act_fn: "gelu_new".into(),
+            is_gated_act: true,
+            scale_decoder_outputs: false,
+            decoder_start_token_id: 2,
+            gemma: Some(Box::new(gemma)),
+            ..Config::default()
+        }
+    }
+
+    /// Writes ids that the file leaves out, and that are those of entries of the vocabulary, into the objects where they are looked for.
+    pub(super) fn name_ids(&self, gemma: &Gemma, raw: &mut Map<String, Value>) {
+        let images = gemma.image_tokens.iter().copied().zip([None, Some("encoder")]);
+        for ((id, inside), key) in images.zip(["image_token_index", "eoi_token_index"]) {
+            let object = match inside {
+                Some(inside) => raw.get_mut(inside).and_then(Value::as_object_mut),
+                None => Some(&mut *raw),
+            };
+            let missing = object.filter(|object| (id as usize) < self.vocab_size && !object.contains_key(key));
+            missing.map(|object| object.insert(key.into(), id.into()));
+        }
+        let ids = [
+            ("pad_token_id", self.pad_token_id.into()),
+            ("eos_token_id", super::eos_value(&self.eos_token_ids)),
+            ("bos_token_id", self.decoder_start_token_id.into()),
+        ];
+        let Some(decoder) = stack_object(raw, true) else { return };
+        for (key, value) in ids {
+            if decoder.get(key).is_none_or(Value::is_null) {
+                decoder.insert(key.into(), value);
+            }
+        }
+    }
+
     /// [`Config::to_json`] of a T5Gemma.
     pub(super) fn gemma_json(&self, gemma: &Gemma) -> Value {
         let mut json = self.rest.raw.clone();
         json.insert("model_type".into(), self.family.model_type().into());
         json.insert("architectures".into(), vec![self.head.architecture(self.family)].into());
+        json.extend(self.head.entries().into_iter().map(|(key, value)| (key.to_owned(), value)));
+        let is_encoder_decoder = self.head.has_decoder() || self.family == Family::T5Gemma2;
+        if json.get("is_encoder_decoder").and_then(Value::as_bool).unwrap_or(true) != is_encoder_decoder {
+            json.insert("is_encoder_decoder".into(), is_encoder_decoder.into());
+        }
         let old = json.get("dropout_rate").and_then(Value::as_f64);
         if old != Some(self.dropout_rate) {
             json.insert("dropout_rate".into(), self.dropout_rate.into());
@@ -390,6 +451,7 @@ impl Config {
         if json.is_empty() || !json.contains_key("decoder") {
             self.put_stacks(gemma, &mut json);
         }
+        put_vocab_size(&mut json, self.vocab_size);
         self.put_quantisation(&mut json);
         json.remove("auto_map");
         Value::Object(json)

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::{Config, GENERATION_CONFIG};
 use crate::error::{Error, Result};
 
-/// Keys of answers whose values are ids, beside those that end with `token_id`.
+/// Keys of answers whose values are ids, beside those that end with `token_id` or, for images, `token_index`.
 const OF_IDS: [&str; 4] = ["suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids"];
 
 impl Config {
@@ -29,18 +29,25 @@ impl Config {
             rows.iter().zip(0..).filter_map(|(old, new)| Some(((*old)?, new))).collect();
         let mut rest = self.rest.clone();
         // Ids that the file leaves out have defaults, which are ids as well.
-        let eos = super::eos_value(&self.eos_token_ids);
-        let defaults = [
-            ("pad_token_id", self.pad_token_id.into()),
-            ("eos_token_id", eos),
-            ("decoder_start_token_id", self.decoder_start_token_id.into()),
-        ];
-        for (key, value) in defaults {
-            if rest.raw.get(key).is_none_or(Value::is_null) {
-                rest.raw.insert(key.into(), value);
+        match &self.gemma {
+            Some(gemma) => {
+                self.name_ids(gemma, &mut rest.raw);
+                super::gemma::put_vocab_size(&mut rest.raw, rows.len());
+            }
+            None => {
+                let defaults = [
+                    ("pad_token_id", self.pad_token_id.into()),
+                    ("eos_token_id", super::eos_value(&self.eos_token_ids)),
+                    ("decoder_start_token_id", self.decoder_start_token_id.into()),
+                ];
+                for (key, value) in defaults {
+                    if rest.raw.get(key).is_none_or(Value::is_null) {
+                        rest.raw.insert(key.into(), value);
+                    }
+                }
+                rest.raw.insert("vocab_size".into(), rows.len().into());
             }
         }
-        rest.raw.insert("vocab_size".into(), rows.len().into());
         let renumber = |object: &mut Map<String, Value>, origin: &str| {
             let mut gone = None;
             each_id(object, &mut |key, value| {
@@ -71,8 +78,11 @@ fn id_of(value: &Value) -> Option<u32> {
 /// Hands each id in an object to `each`, with its key.
 fn each_id(object: &mut Map<String, Value>, each: &mut dyn FnMut(&str, &mut Value)) {
     for (key, value) in object {
-        let is_of_ids = key.ends_with("token_id") || key.ends_with("token_ids") || OF_IDS.contains(&key.as_str());
+        let is_of_ids = ["token_id", "token_ids", "token_index"].iter().any(|end| key.ends_with(end));
+        let is_of_ids = is_of_ids || OF_IDS.contains(&key.as_str());
         match value {
+            // A vision tower's own settings are about no text.
+            _ if key == "vision_config" => {}
             value if is_of_ids => each_number(key, value, each),
             // Pairs of a position and an id, and of some ids and their bias.
             Value::Array(pairs) if key == "forced_decoder_ids" => {

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 
-use super::merge::{WEIGHTS_FILE, headers, set_stored_dtype};
+use super::carried::is_carried;
+use super::merge::{WEIGHTS_FILE, headers, set_stored_dtype, with_carried, write};
 use super::safetensors::Writer;
-use super::save::write_configs;
+use super::save::{untie_for_transformers_4, write_configs};
 use super::stored_model::StoredModel;
 use crate::error::{Error, Result};
 use crate::parameters::ParameterSpec;
@@ -41,15 +42,19 @@ pub fn average_with<E: From<Error>>(
         check_shape(path, model, first)?;
     }
     let mut config = first.config().clone();
-    // As in `hf::save`: a tied head that is not scaled is written twice, for transformers 4.
-    config.tie_word_embeddings &= config.scale_decoder_outputs;
+    untie_for_transformers_4(&mut config);
     let headers = headers(first, ParameterSpec::all(&config), None)?;
     set_stored_dtype(&mut config, &headers);
+    let headers = with_carried(first, headers)?;
     write_configs(target, &config, &mut file)?;
     file(WEIGHTS_FILE, &|sink| {
         let path = target.join(WEIGHTS_FILE);
         let mut writer = Writer::new(&path, sink, headers.clone(), &[("format", "pt")])?;
         for header in &headers {
+            if is_carried(&header.name, first.config()) {
+                write(first, header, &mut writer)?;
+                continue;
+            }
             let parameters = opened.iter().map(|model| model.parameter(&header.name)).collect::<Result<Vec<_>>>()?;
             let columns = header.shape[1..].iter().product::<usize>();
             writer.write_by_rows(&header.name, StoredModel::rows_at_a_time(columns), |first_row, count| {
@@ -93,6 +98,9 @@ fn check_shape(path: &Path, model: &StoredModel, first: &StoredModel) -> Result<
         if got != expected {
             return refused(format!("`{key}` is {got}, and {expected} in the first model"));
         }
+    }
+    if config.gemma != expected.gemma {
+        return refused("`encoder` or `decoder` differs from the first model's".into());
     }
     let [specs, expected] = [config, expected].map(ParameterSpec::all);
     let named = |specs: &[ParameterSpec], name: &str| {

@@ -30,17 +30,7 @@ impl Carried {
     pub fn of(files: Vec<Reader>, config: &Config) -> Result<Option<Carried>> {
         let of = |reader: Reader| {
             let names = reader.names().into_iter().filter(|name| is_carried(name, config));
-            let header = |name: String| {
-                let dtype = reader.stored_as(&name).ok_or_else(|| Error::TensorMismatch {
-                    path: reader.path().into(),
-                    tensor: name.clone(),
-                    expected: "values in F32, F16, BF16 or F64".into(),
-                    got: "others".into(),
-                })?;
-                let shape = reader.shape(&name).unwrap_or_default().to_vec();
-                Ok(TensorHeader { name, dtype, shape })
-            };
-            let tensors = names.map(header).collect::<Result<Vec<_>>>()?;
+            let tensors = names.map(|name| header(&reader, &name)).collect::<Result<Vec<_>>>()?;
             Ok((reader, tensors))
         };
         let mut files = files.into_iter().map(of).collect::<Result<Vec<_>>>()?;
@@ -57,6 +47,22 @@ impl Carried {
     pub fn write<W: Write>(&self, name: &str, writer: &mut Writer<W>) -> Result<()> {
         let has = |tensors: &[TensorHeader]| tensors.iter().any(|tensor| tensor.name == name);
         let (reader, _) = self.files.iter().find(|(_, tensors)| has(tensors)).expect("a tensor of these files");
-        writer.write_bytes(&[name.to_owned()], |write| reader.each_piece(name, |bytes| write(bytes)))
+        copy(reader, name, writer)
     }
+}
+
+/// The header of a tensor that stays as it is.
+pub(super) fn header(reader: &Reader, name: &str) -> Result<TensorHeader> {
+    let dtype = reader.stored_as(name).ok_or_else(|| Error::TensorMismatch {
+        path: reader.path().into(),
+        tensor: name.into(),
+        expected: "values in F32, F16, BF16 or F64".into(),
+        got: "others".into(),
+    })?;
+    Ok(TensorHeader { name: name.into(), dtype, shape: reader.shape(name).unwrap_or_default().to_vec() })
+}
+
+/// Writes the bytes of a tensor as the next one of a file.
+pub(super) fn copy<W: Write>(reader: &Reader, name: &str, writer: &mut Writer<W>) -> Result<()> {
+    writer.write_bytes(&[name.to_owned()], |write| reader.each_piece(name, |bytes| write(bytes)))
 }

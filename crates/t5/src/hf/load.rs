@@ -88,11 +88,12 @@ pub(crate) fn load(
 ) -> Result<Loaded> {
     let mut config = Config::from_file(&directory.join("config.json"))?;
     let stored = Files::open(directory, &config)?;
-    // A classifier of the same kind with the same outputs is the wanted one.
-    let has_classifier = head.is_none_or(|head| *head == config.head);
+    let own = config.head.clone();
     if let Some(head) = head {
         config = config.with_head(head.clone())?;
     }
+    // A classifier of the same kind with the same outputs is the wanted one.
+    let has_classifier = config.head == own;
     config.stored = is_frozen.then(|| stored.dtypes(&config));
     config.tie_word_embeddings = stored.is_tied(&config, dtype)?;
     let file = match place {
@@ -264,8 +265,7 @@ impl Files {
             Ok(Files { readers, holder, tables })
         };
         if config.gemma.is_some() {
-            // transformers has this module's name in its model, and not in the files that it writes.
-            return renamed(readers, holder, &|name| name.replacen(".text_model.", ".", 1));
+            return renamed(readers, holder, &|name| config.own_name(name).into_owned());
         }
         let prefix = wrapper(holder.keys().map(String::as_str)).to_owned();
         if prefix.is_empty() {

@@ -8,8 +8,9 @@ use candle_core::DType;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::hf::carried::is_carried;
 use crate::hf::safetensors::{TensorHeader, Writer};
-use crate::hf::save::write_configs;
+use crate::hf::save::{untie_for_transformers_4, write_configs};
 use crate::hf::stored_model::StoredModel;
 use crate::parameters::ParameterSpec;
 
@@ -42,11 +43,11 @@ pub fn merge_adapter_with<E: From<Error>>(
 ) -> Result<MergedAdapter, E> {
     let model = StoredModel::below(base, adapter)?;
     let mut config = model.config().clone();
-    // As in `hf::save`: a tied head that is not scaled is written twice, for transformers 4.
-    config.tie_word_embeddings &= config.scale_decoder_outputs;
+    untie_for_transformers_4(&mut config);
     let specs = ParameterSpec::all(&config);
     let headers = headers(&model, specs, dtype)?;
     set_stored_dtype(&mut config, &headers);
+    let headers = with_carried(&model, headers)?;
     write_configs(target, &config, &mut file)?;
     file(WEIGHTS_FILE, &|sink| {
         let stored = |header: &TensorHeader| TensorHeader { name: stored_name(&model, header), ..header.clone() };
@@ -98,12 +99,23 @@ pub(super) fn headers(
     Ok(headers)
 }
 
-/// The name of a parameter in the new file.
-fn stored_name(model: &StoredModel, header: &TensorHeader) -> String {
-    model.config().head.stored_name(&header.name).into_owned()
+/// These tensors of the new file, and those that no text uses, the wider ones first.
+pub(super) fn with_carried(model: &StoredModel, mut headers: Vec<TensorHeader>) -> Result<Vec<TensorHeader>> {
+    headers.extend(model.files().carried(model.config())?);
+    headers.sort_by_key(|header| std::cmp::Reverse(header.dtype.size_in_bytes()));
+    Ok(headers)
 }
 
+/// The name of a parameter in the new file.
+fn stored_name(model: &StoredModel, header: &TensorHeader) -> String {
+    model.config().stored_name(&header.name).into_owned()
+}
+
+/// Writes a tensor of [`with_carried`].
 pub(super) fn write<W: Write>(model: &StoredModel, header: &TensorHeader, writer: &mut Writer<W>) -> Result<()> {
+    if is_carried(&header.name, model.config()) {
+        return model.files().write_carried(&header.name, writer);
+    }
     let parameter = model.parameter(&header.name)?;
     let rows = StoredModel::rows_at_a_time(header.shape[1..].iter().product());
     writer.write_by_rows(&stored_name(model, header), rows, |first, count| {

@@ -15,7 +15,6 @@ use t5_ops::{Precision, Quantisation, Quantiser};
 use super::load::StoredFiles;
 use super::safetensors::{TensorHeader, Writer, part_name};
 use super::save::write_configs;
-use super::stored_model::refuse_gemma;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::head::Head;
@@ -51,7 +50,6 @@ pub fn quantise_with<E: From<Error>>(
 ) -> Result<QuantisedWeights, E> {
     let mut config = Config::from_file(&source.join("config.json"))?.with_head(Head::Language)?;
     config.refuse_quantised("a model whose weights are not quantised yet")?;
-    refuse_gemma(source, &config)?;
     let stored = StoredFiles::open(source, &config)?;
     config.tie_word_embeddings = stored.is_tied(&config)?;
     stored.check_names(source, &config, &|_| false)?;

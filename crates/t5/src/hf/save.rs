@@ -44,7 +44,7 @@ pub(crate) fn save_with<E: From<Error>>(
     // The dtype in which transformers computes by default: that of the matrices.
     let is_bf16 = parameters.iter().filter(|p| p.tensor.rank() > 1).all(|p| stored(p) == DType::BF16);
     config.set_stored_dtype(if is_bf16 { "bfloat16" } else { "float32" });
-    config.tie_word_embeddings &= !has_own_head(&config);
+    untie_for_transformers_4(&mut config);
     write_configs(directory, &config, &mut file)?;
     let header = |(name, index): &(Cow<str>, usize)| TensorHeader {
         name: name.to_string(),
@@ -86,9 +86,8 @@ pub(crate) fn serve_weights(config: &Config, parameters: &[Parameter], pager: &d
 
 /// The tensors of a file of weights: their names, and the indices of their parameters.
 fn in_order<'a>(config: &Config, parameters: &'a [Parameter]) -> Vec<(Cow<'a, str>, usize)> {
-    let mut tensors: Vec<(Cow<str>, usize)> =
-        parameters.iter().map(|p| config.head.stored_name(&p.name)).zip(0..).collect();
-    if has_own_head(config) {
+    let mut tensors: Vec<(Cow<str>, usize)> = parameters.iter().map(|p| config.stored_name(&p.name)).zip(0..).collect();
+    if is_written_twice(config) {
         let shared = parameters.iter().position(|p| p.part == Part::Shared);
         tensors.extend(shared.map(|shared| ("lm_head.weight".into(), shared)));
     }
@@ -96,10 +95,15 @@ fn in_order<'a>(config: &Config, parameters: &'a [Parameter]) -> Vec<(Cow<'a, st
     tensors
 }
 
-/// Whether a tied head is written as a separate one. transformers 4 scales the output of every tied head, so an unscaled one is
+/// Whether a tied head is written as a separate one. transformers 4 scales the output of every tied head of a T5, so an unscaled one is
 /// written with the same values as the table. Version 4 leaves it alone, and 5 finds the two equal and ties them.
-fn has_own_head(config: &Config) -> bool {
+fn is_written_twice(config: &Config) -> bool {
     config.tie_word_embeddings && !config.scale_decoder_outputs && config.gemma.is_none()
+}
+
+/// Says in the config of a model to be written that its head is a table of its own, where the table is written twice.
+pub(super) fn untie_for_transformers_4(config: &mut Config) {
+    config.tie_word_embeddings &= !is_written_twice(config);
 }
 
 /// The dtype that a parameter is stored in. f64 exists for tests; a saved model is f32 or bf16.

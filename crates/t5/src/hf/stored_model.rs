@@ -62,7 +62,6 @@ impl StoredModel {
             Some(_) => "the model that these weights were made from: an adapter is merged into that one",
             None => "the model that these weights were made from",
         })?;
-        refuse_gemma(directory, &config)?;
         let files = StoredFiles::open(directory, &config)?;
         config.tie_word_embeddings = files.is_tied(&config)?;
         let is_tied = config.tie_word_embeddings;
@@ -110,6 +109,11 @@ impl StoredModel {
     /// The best number of rows, of `columns` values each, to read at a time.
     pub fn rows_at_a_time(columns: usize) -> usize {
         (ROWS_BYTES / size_of::<f32>() / columns.max(1)).max(1)
+    }
+
+    /// The files of the weights.
+    pub(super) fn files(&self) -> &StoredFiles {
+        &self.files
     }
 
     /// Opens a parameter for reading some rows at a time, with the adapter of its layer.
@@ -173,18 +177,6 @@ impl StoredModel {
             }
         }
         Ok(())
-    }
-}
-
-/// Refuses a T5Gemma, for what is written from stored weights.
-pub(super) fn refuse_gemma(directory: &Path, config: &Config) -> Result<()> {
-    match config.gemma {
-        None => Ok(()),
-        Some(_) => Err(Error::Directory {
-            path: directory.into(),
-            problem: format!("the model is a {}, which this command does not write yet", config.family.model_type()),
-            hint: "`train_low_mem train`, `eval`, `generate`, `chat`, `serve` and `embed` take it".into(),
-        }),
     }
 }
 

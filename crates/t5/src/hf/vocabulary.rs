@@ -8,16 +8,13 @@ use std::path::Path;
 
 use candle_core::{Device, Tensor};
 
-use super::merge::{WEIGHTS_FILE, headers, set_stored_dtype, write};
+use super::merge::{WEIGHTS_FILE, headers, set_stored_dtype, with_carried, write};
 use super::safetensors::{TensorHeader, Writer};
-use super::save::write_configs;
+use super::save::{untie_for_transformers_4, write_configs};
 use super::stored_model::StoredModel;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::parameters::ParameterSpec;
-
-/// Weights with a row for each entry of the vocabulary.
-const TABLES: [&str; 2] = ["shared.weight", "lm_head.weight"];
 
 /// The result of [`with_rows`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,15 +46,18 @@ pub fn with_rows<E: From<Error>>(
         Ok::<_, Error>((parameters, bytes(&headers(&model, specs, None)?)))
     };
     let [before, now] = [weights(model.config())?, weights(&config)?];
-    // As in `hf::save`: a tied head that is not scaled is written twice, for transformers 4.
-    config.tie_word_embeddings &= config.scale_decoder_outputs;
+    untie_for_transformers_4(&mut config);
     let after = headers(&model, ParameterSpec::all(&config), None)?;
     set_stored_dtype(&mut config, &after);
+    let after = with_carried(&model, after)?;
+    // Weights with a row for each entry of the vocabulary.
+    let head = format!("{}.weight", config.head_name());
+    let tables = [Some(config.shared_table()), config.decoder_table(), Some(&head)];
     write_configs(target, &config, &mut file)?;
     file(WEIGHTS_FILE, &|sink| {
         let mut writer = Writer::new(&target.join(WEIGHTS_FILE), sink, after.clone(), &[("format", "pt")])?;
         for header in &after {
-            match TABLES.contains(&header.name.as_str()) {
+            match tables.contains(&Some(&header.name)) {
                 true => write_table(&model, header, rows, &mut writer)?,
                 false => write(&model, header, &mut writer)?,
             }

@@ -1,7 +1,7 @@
 //! The layers of a classifier over some rows of a stack's output, with their loss.
 //!
-//! For a label of each token this is one linear layer with a bias. For a label of a source it is transformers' `T5ClassificationHead`:
-//! dropout, a linear layer, tanh, dropout, a linear layer.
+//! For a label of each token, and in a T5Gemma, this is one linear layer with a bias. For a label of a source it is transformers'
+//! `T5ClassificationHead`: dropout, a linear layer, tanh, dropout, a linear layer.
 //!
 //! Shapes: B samples, n rows of each, D model size, N outputs.
 
@@ -10,9 +10,10 @@ use t5_ops::{Dropout, LossSums, TokenLoss};
 use super::Weights;
 use crate::config::Config;
 use crate::context::{Noise, classifier_site};
+use crate::description::LinearDescription;
 use crate::error::Result;
 use crate::gradients::Gradients;
-use crate::head::{Head, Labels};
+use crate::head::Labels;
 use crate::ops::Ops;
 use crate::parameters::Weight;
 
@@ -58,11 +59,9 @@ impl<T: Ops> Classifier<T> {
     /// The classifier of a model's head, if it has one.
     pub fn new(weights: &Weights<T>, config: &Config) -> Option<Self> {
         let Labels { is_number, .. } = *config.head.labels()?;
-        let of = |name| Affine::of(weights, name);
-        let (dense, out) = match config.head {
-            Head::Sequence(_) => (Some(of("classification_head.dense")), of("classification_head.out_proj")),
-            _ => (None, of("classifier")),
-        };
+        let (dense, out) = config.classifier_layers()?;
+        let of = |layer: &LinearDescription| Affine::of(weights, &layer.name);
+        let (dense, out) = (dense.as_ref().map(of), of(&out));
         Some(Classifier { dense, out, dropout: config.classifier_dropout(), is_number })
     }
 

@@ -18,6 +18,7 @@ use crate::failure::{Failure, Outcome};
 use crate::files::outputs;
 use crate::model::model_directory::{self, Adapted};
 use crate::screen::report;
+use crate::screen::shell_words::quoted;
 use card::Card;
 
 /// A longer `tokenizer.json` is invalid.
@@ -31,6 +32,7 @@ pub fn export(flags: &ExportArgs) -> Outcome<()> {
     let inputs: Vec<&Path> = [Some(directory.as_path()), adapter.as_deref()].into_iter().flatten().collect();
     check_output(flags, &inputs)?;
     let stored = StoredModel::open(&directory, adapter.as_deref())?;
+    refuse_gemma(flags, stored.config(), &directory)?;
     let name = name_of(adapter.as_deref().unwrap_or(&directory));
     let model = described(stored.config(), &name);
     let vocabulary = vocabulary(&directory, &model)?;
@@ -77,6 +79,25 @@ pub fn export(flags: &ExportArgs) -> Outcome<()> {
     report::result(&format!("{output}: {}, {tensors} tensors, matrices in {dtype}\n", Bytes(bytes)))?;
     report::note(&format!("{seconds:.1} s, peak {peak}"));
     Ok(())
+}
+
+/// Refuses a T5Gemma. llama.cpp knows none; CTranslate2's own converter reads the directories that this program writes.
+fn refuse_gemma(flags: &ExportArgs, config: &t5::Config, directory: &Path) -> Outcome<()> {
+    if !config.family.is_gemma() {
+        return Ok(());
+    }
+    let (family, model) = (config.family.model_type(), quoted(directory));
+    let (problem, hint) = match flags.format {
+        Format::Gguf => (
+            format!("GGUF cannot hold this model: `model_type` is {family}, expected t5, mt5 or umt5: llama.cpp has no T5Gemma"),
+            "`train_low_mem serve` answers as OpenAI's interface does; CTranslate2 runs the model: see `--format ctranslate2`".to_owned(),
+        ),
+        Format::Ctranslate2 => (
+            format!("this command does not write a {family} for CTranslate2"),
+            format!("CTranslate2's own converter does: `ct2-transformers-converter --model {model} --output_dir {}`", quoted(&flags.output)),
+        ),
+    };
+    Err(Failure::unusable(problem).hint(hint))
 }
 
 /// A model in a format.

@@ -1,5 +1,6 @@
 //! [`StoredFiles`]: the weights of a directory, for reading a few rows at a time.
 
+use std::io::Write;
 use std::path::Path;
 
 use candle_core::{DType, Tensor};
@@ -7,7 +8,8 @@ use candle_core::{DType, Tensor};
 use super::{Files, IGNORED, check_shape, is_carried, is_of_another_head};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::hf::safetensors::Reader;
+use crate::hf::carried;
+use crate::hf::safetensors::{Reader, TensorHeader, Writer};
 use crate::parameters::ParameterSpec;
 
 /// The weights of a directory, for reading a few rows at a time.
@@ -47,6 +49,17 @@ impl StoredFiles {
             }
         }
         Ok(())
+    }
+
+    /// Tensors that no text uses ([`crate::hf::Carried`]).
+    pub(crate) fn carried(&self, config: &Config) -> Result<Vec<TensorHeader>> {
+        let names = self.0.holder.keys().filter(|name| is_carried(name, config));
+        names.map(|name| carried::header(self.holder(name), name)).collect()
+    }
+
+    /// Writes the bytes of one of them as the next tensor of a file.
+    pub(crate) fn write_carried<W: Write>(&self, name: &str, writer: &mut Writer<W>) -> Result<()> {
+        carried::copy(self.holder(name), name, writer)
     }
 
     /// The name under which a parameter is stored.

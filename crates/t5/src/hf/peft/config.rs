@@ -17,6 +17,7 @@ use crate::config::{Config, read_object};
 use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::head::{Head, is_of_classifier};
+use crate::parameters::Part;
 
 /// The name of the file.
 pub const CONFIG_FILE: &str = "adapter_config.json";
@@ -180,7 +181,7 @@ impl AdapterConfig {
             dora: self.dora,
             targets: match &self.targets {
                 Targets::AllLinear => LoraTargets::AllLinear,
-                Targets::Selected(Selection::Names(names)) => LoraTargets::Names(names_in(&linears, names)),
+                Targets::Selected(Selection::Names(names)) => LoraTargets::Names(names_in(model, &linears, names)),
                 _ => LoraTargets::Names(vec!["q".into(), "v".into()]),
             },
             rank_pattern: self.rank_pattern.iter().cloned().collect(),
@@ -198,10 +199,12 @@ impl AdapterConfig {
             return plain;
         }
         let linears = || layout.linears.iter();
-        let module = |(name, _): &(String, Vec<usize>)| match model.head.module().filter(|_| is_of_classifier(name)) {
-            Some(classifier) => classifier.to_owned(),
-            None => name.trim_end_matches(".weight").to_owned(),
-        };
+        let module =
+            |(name, _): &(String, Vec<usize>)| match model.head.module(model.family).filter(|_| is_of_classifier(name))
+            {
+                Some(classifier) => classifier.to_owned(),
+                None => name.trim_end_matches(".weight").to_owned(),
+            };
         let mut modules_to_save: Vec<String> = layout.saved.iter().map(module).collect();
         modules_to_save.dedup();
         Lora {
@@ -219,11 +222,11 @@ impl AdapterConfig {
         }
     }
 
-    /// The names in `modules_to_save` that a module of the model has.
+    /// The names in `modules_to_save` that a module of the model has, as they are here.
     fn modules_in(&self, model: &Config) -> Vec<String> {
         let parameters = modules::base_parameters(model);
-        let is_there = |name: &&String| !modules::below(&parameters, name).is_empty();
-        self.modules_to_save.iter().filter(is_there).cloned().collect()
+        let names = self.modules_to_save.iter().map(|name| model.own_name(name).into_owned());
+        names.filter(|name| !modules::below(&parameters, name).is_empty()).collect()
     }
 
     fn targets(&self, model: &Config) -> Result<Vec<Linear>> {
@@ -337,7 +340,7 @@ impl AdapterConfig {
         let parameters = modules::base_parameters(model);
         let mut saved: Vec<(String, Vec<usize>)> = Vec::new();
         for ending in &self.modules_to_save {
-            let found = modules::below(&parameters, ending);
+            let found = modules::below(&parameters, &model.own_name(ending));
             if found.is_empty() && (head::is_added_by_peft(ending, &model.head) || model.head == Head::Encoder) {
                 continue;
             }
@@ -348,6 +351,12 @@ impl AdapterConfig {
                     &got,
                     "modules whose training PEFT takes into account: lm_head, norms",
                 ));
+            }
+            if model.gemma.is_some()
+                && found.iter().any(|spec| spec.part == Part::LmHead && !is_of_classifier(&spec.name))
+            {
+                let got = format!("a list with the head (`{ending}`), which is the table of a T5Gemma");
+                return Err(self.error("modules_to_save", &got, "norms and linear layers of the blocks"));
             }
             if found.is_empty() {
                 let got = format!("a list with `{ending}`, which this model has not");
@@ -373,8 +382,8 @@ impl AdapterConfig {
     }
 }
 
-/// The names that some layer has: PEFT ignores the others.
-fn names_in(linears: &[Linear], names: &[String]) -> Vec<String> {
-    let is_known = |name: &&String| linears.iter().any(|linear| is_end(&linear.name, name));
-    names.iter().filter(is_known).cloned().collect()
+/// The names that some layer has, as they are here: PEFT ignores the others.
+fn names_in(model: &Config, linears: &[Linear], names: &[String]) -> Vec<String> {
+    let names = names.iter().map(|name| model.own_name(name).into_owned());
+    names.filter(|name| linears.iter().any(|linear| is_end(&linear.name, name))).collect()
 }

@@ -14,9 +14,10 @@ use crate::hf::safetensors::Reader;
 const TASKS: [(&str, Head); 4] = [
     ("SEQ_2_SEQ_LM", Head::Language),
     ("FEATURE_EXTRACTION", Head::Encoder),
-    ("SEQ_CLS", Head::Sequence(Labels { names: Vec::new(), is_number: false })),
-    ("TOKEN_CLS", Head::Tokens(Labels { names: Vec::new(), is_number: false })),
+    ("SEQ_CLS", Head::Sequence(ANY_LABELS)),
+    ("TOKEN_CLS", Head::Tokens(ANY_LABELS)),
 ];
+const ANY_LABELS: Labels = Labels { names: Vec::new(), is_number: false, reads_decoder: None };
 /// The keys of the labels.
 const LABELS: [&str; 2] = ["id2label", "problem_type"];
 
@@ -29,7 +30,7 @@ pub(super) fn is_task(task: &str) -> bool {
 /// has renamed, and so does not load there.
 pub(super) fn task(head: &Head) -> Option<&'static str> {
     let mut tasks = TASKS.into_iter().filter(|_| !head.is_language());
-    tasks.find(|(_, of)| of.module() == head.module()).map(|(task, _)| task)
+    tasks.find(|(_, of)| of.is_like(head)).map(|(task, _)| task)
 }
 
 /// The task that settings name, or else the class of the model in them.
@@ -65,6 +66,10 @@ pub(super) fn head(task: Option<&str>, reader: &Reader, of_model: &Head) -> Opti
         let own = of_model.labels().filter(|own| own.names.len() == count && !raw.contains_key(LABELS[0]));
         own.cloned().unwrap_or_else(|| Labels::of(&raw))
     };
+    let is_of_tokens = task == Some("TOKEN_CLS");
+    if let Some(count) = rows("score.out_proj.weight") {
+        return Some(if is_of_tokens { Head::Tokens(labels(count)) } else { Head::Sequence(labels(count)) });
+    }
     if let Some(count) = rows("classification_head.out_proj.weight") {
         return Some(Head::Sequence(labels(count)));
     }
@@ -74,14 +79,14 @@ pub(super) fn head(task: Option<&str>, reader: &Reader, of_model: &Head) -> Opti
     let task = task?;
     let (_, head) = TASKS.into_iter().find(|(known, _)| *known == task)?;
     // An adapter beside a classifier that has been trained already leaves that as it is.
-    let has_own = head.labels().is_some() && head.module() == of_model.module();
+    let has_own = head.labels().is_some() && head.is_like(of_model);
     Some(if has_own { of_model.clone() } else { head })
 }
 
 /// Refuses an adapter of a model with another head. An encoder takes what the adapter has for encoders.
 pub(super) fn check(task: Option<&str>, reader: &Reader, model: &Config) -> Result<()> {
     let Some(head) = head(task, reader, &model.head) else { return Ok(()) };
-    let is_same = head.module() == model.head.module()
+    let is_same = head.is_like(&model.head)
         && head.labels().map(|of| of.names.len()) == model.head.labels().map(|of| of.names.len());
     if is_same || model.head == Head::Encoder {
         return Ok(());

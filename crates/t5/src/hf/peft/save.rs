@@ -89,10 +89,11 @@ fn settings(model: &Config, lora: &Lora, base: Option<&str>) -> Value {
         ("use_rslora", json!(lora.rslora)),
     ];
     if !lora.rank_pattern.is_empty() {
-        entries.push(("rank_pattern", json!(lora.rank_pattern)));
+        let ranks = lora.rank_pattern.iter().map(|(name, &rank)| (model.module_name(name).into(), rank.into()));
+        entries.push(("rank_pattern", Value::Object(ranks.collect())));
     }
     if !lora.alpha_pattern.is_empty() {
-        let alphas = lora.alpha_pattern.iter().map(|(name, &alpha)| (name.clone(), number(alpha)));
+        let alphas = lora.alpha_pattern.iter().map(|(name, &alpha)| (model.module_name(name).into(), number(alpha)));
         entries.push(("alpha_pattern", Value::Object(alphas.collect())));
     }
     if !lora.modules_to_save.is_empty() {

@@ -66,11 +66,11 @@ impl AdapterDirectory {
         let wrapped = format!("{PREFIX}{WRAPPED}");
         let prefix = if reader.names().iter().any(|name| name.starts_with(&wrapped)) { wrapped } else { PREFIX.into() };
         let source_prefix = reader.metadata(SOURCE_PREFIX).map(str::to_owned);
-        let reader = match model.gemma {
-            // As in the model's own files.
-            Some(_) => reader.renamed(&|name| name.replacen(".text_model.", ".", 1))?,
-            None => reader,
+        let own_name = |name: &str| match name.strip_prefix(PREFIX) {
+            Some(name) => format!("{PREFIX}{}", model.own_name(name)),
+            None => name.to_owned(),
         };
+        let reader = if model.gemma.is_some() { reader.renamed(&own_name)? } else { reader };
         let adapter = AdapterDirectory { config, layout, reader, prefix, source_prefix };
         adapter.check(model)?;
         Ok(adapter)
