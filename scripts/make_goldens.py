@@ -12,6 +12,7 @@ PEFT: fifty steps, directories, merged weights), generation
 configs (config.json texts), adafactor, adamw, adamw8bit (needs bitsandbytes), train
 (twelve whole steps), recipes (losses and optimizers together), schedules, bleu, metrics
 (chrF, ROUGE, labels, stems), labels (spans, correlations; needs seqeval), ranking (needs pytrec_eval-terrier),
+list-losses (eight steps of monoT5 and RankT5),
 quantised (int8 and NF4 weights; needs bitsandbytes), t5gemma-operations, sentence-piece, tokenizers.
 Everything is seeded and runs on one CPU thread. The script asserts the versions, because other versions compute other
 goldens. `scripts/README.md` describes the environment and the content of each file.
@@ -54,6 +55,7 @@ GROUPS = {
     "bleu": ("bleu", "crates/text-metrics/tests/goldens/bleu"),
     "metrics": ("text_metrics", "crates/text-metrics/tests/goldens/metrics"),
     "labels": ("label_metrics", "crates/text-metrics/tests/goldens/labels"),
+    "list-losses": ("list_losses", "crates/trainer/tests/goldens/ranking"),
     "ranking": ("ranking", "crates/text-metrics/tests/goldens/ranking"),
     "quantised": ("quantised", "crates/t5-ops/tests/goldens/quantised"),
     "t5gemma-operations": ("t5gemma_operations", "crates/t5-ops/tests/goldens/t5gemma"),

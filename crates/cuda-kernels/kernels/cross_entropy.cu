@@ -6,12 +6,12 @@ constexpr uint32_t IGNORED_LABEL = 0xFFFFFFFFu;
 // e^x for x of at most 0, to a few units in the last place for terms that matter in a sum: the error grows with -x.
 DEVICE float exp_below(float x) { return exp2_fast(x * LOG2_E); }
 
-// A block works on a row of `width` logits of `gridDim.x` rows. losses[0, row] = log-sum-exp(logits) - logits[label], and losses[1, row] is
-// what is minimised (`z_loss` and `smoothing` as in `TokenLoss`); both are zero if the label is ignored. `gradients`, unless it is null, gets scale times the gradient of the latter; it may
+// A block works on a row of `width` logits of `gridDim.x` rows. losses[0, row] = of_log_z * log-sum-exp(logits) - logits[label], and
+// losses[1, row] is what is minimised (`of_log_z`, `z_loss` and `smoothing` as in `TokenLoss`); both are zero if the label is ignored. `gradients`, unless it is null, gets scale times the gradient of the latter; it may
 // be the memory of the logits if both have one type.
 // A thread reads some logits at once, N of them together. Shared memory: 32 f32.
 template <int N, class L, class T>
-DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losses, T* gradients, float scale, double z_loss, double smoothing, int width) {
+DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losses, T* gradients, float scale, double of_log_z, double z_loss, double smoothing, int width) {
     constexpr int AT_ONCE = 4;
     SHARED(float, scratch);
     const int row = blockIdx.x, stride = blockDim.x * N, step = AT_ONCE * stride;
@@ -63,7 +63,7 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
     const double log_z = log(double(total)) + double(largest);
     if (threadIdx.x == 0) {
         const double of_label = double(to_float(logits[at + label]));
-        double objective = log_z - of_label;
+        double objective = of_log_z * log_z - of_label;
         losses[row] = objective;
         if (smooths) objective += smoothing * (of_label - double(plain) / width);
         if (z_loss != 0) objective += z_loss * log_z * log_z;
@@ -72,7 +72,7 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
     if (!gradients) return;
     // The label's logit is read above by one thread, and may be overwritten below by another.
     BARRIER();
-    const float of_row = z_loss != 0 ? float(double(scale) * (1 + 2 * z_loss * log_z)) : scale;
+    const float of_row = z_loss != 0 || of_log_z != 1 ? float(double(scale) * (of_log_z + 2 * z_loss * log_z)) : scale;
     const float unit = of_row / total, of_label = float(double(scale) * (1 - smoothing));
     const float of_each = float(double(scale) * (smoothing / width));
     // From the end: the thread still has the last logits of two turns, and the logits read just before are the most likely to be in a
@@ -100,10 +100,10 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
 }
 
 #define CROSS_ENTROPY(suffix, L, T) \
-    KERNEL(512, cross_entropy_##suffix, const L* logits, const uint32_t* labels, double* losses, T* gradients, float scale, double z_loss, \
-           double smoothing, int width) { \
-        if (in_fours(width, logits, gradients)) cross_entropy<4>(logits, labels, losses, gradients, scale, z_loss, smoothing, width); \
-        else cross_entropy<1>(logits, labels, losses, gradients, scale, z_loss, smoothing, width); \
+    KERNEL(512, cross_entropy_##suffix, const L* logits, const uint32_t* labels, double* losses, T* gradients, float scale, double of_log_z, \
+           double z_loss, double smoothing, int width) { \
+        if (in_fours(width, logits, gradients)) cross_entropy<4>(logits, labels, losses, gradients, scale, of_log_z, z_loss, smoothing, width); \
+        else cross_entropy<1>(logits, labels, losses, gradients, scale, of_log_z, z_loss, smoothing, width); \
     }
 CROSS_ENTROPY(f32_f32, float, float)
 CROSS_ENTROPY(f32_bf16, float, bf16)

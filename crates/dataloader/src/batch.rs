@@ -43,7 +43,7 @@ pub enum BadRows {
 pub type TokenLists<'a> = Cow<'a, [Vec<u32>]>;
 
 /// One optimizer batch. Sample `i` has the source `sources[i]`, the target `targets[i]` and the row `rows[i]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// The epoch of all samples: a batch never spans two epochs.
     pub epoch: u64,
@@ -59,6 +59,10 @@ pub struct Batch {
     pub rejected: Vec<Vec<u32>>,
     /// Whether each target is desirable. Empty unless the objective is [`crate::Objective::Labelled`].
     pub labels: Vec<bool>,
+    /// The numbers of samples of the lists that they are of, in order. Empty unless the objective is [`crate::Objective::Lists`].
+    pub lists: Vec<usize>,
+    /// The label of each sample of these lists.
+    pub gains: Vec<f64>,
     /// The text of each sample's target column, cut to [`KEPT_TEXT_BYTES`]. Empty unless [`LoaderOptions::keep_texts`] is
     /// set.
     pub texts: Vec<String>,
@@ -80,6 +84,11 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// Rows in the batch: lists, or samples.
+    pub fn row_count(&self) -> usize {
+        if self.lists.is_empty() { self.len() } else { self.lists.len() }
+    }
+
     /// Samples in the batch.
     pub fn len(&self) -> usize {
         self.sources.len()
@@ -246,11 +255,38 @@ impl BatchMaker {
             }
             texts.push(text);
         }
+        if self.add_list(batch, row, &texts)? {
+            return Ok(());
+        }
         let sample = match self.sample_of_words(&texts)? {
             Some(sample) => (sample, false, None),
             None => self.sample_of_texts(&mut texts, row, key.derive(row))?,
         };
         self.push(batch, (row, &texts), sample)
+    }
+
+    /// Adds the samples of a row that is a list; false for a row of another task.
+    fn add_list(&self, batch: &mut Batch, row: u64, texts: &[RowText]) -> Result<bool, NoSample> {
+        let [sources, labels] = texts else { return Ok(false) };
+        let prefix = &self.options.source_prefix;
+        let encode = |text: &str, room: usize| -> Result<_, NoSample> {
+            Ok(self.tokenizer.encode_prompt(prefix, text, room, self.options.truncation_side)?)
+        };
+        if !self.objective.is_of_labels(0) {
+            return Ok(false);
+        }
+        let texts = [sources.beginning(), labels.beginning()];
+        let [sources, labels] = texts.map(|text| text.map_err(|fault| NoSample::new(fault, 0)));
+        let Some(samples) = self.objective.samples_of_list([sources?, labels?], &encode)? else { return Ok(false) };
+        batch.lists.push(samples.len());
+        for (sample, gain) in samples {
+            batch.rows.push(row);
+            batch.cut_sources += u64::from(sample.source_was_cut);
+            batch.sources.push(sample.source);
+            batch.targets.push(sample.target);
+            batch.gains.push(gain);
+        }
+        Ok(true)
     }
 
     /// The sample of a row of words and labels. `None`: the row is of another task.

@@ -51,7 +51,11 @@ const HOLES_BYTES: u64 = 128 << 10;
 /// The largest values of the dataset count, not the usual ones: a batch may consist of the largest values alone.
 pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenizer, dataset: &Dataset) -> Vec<CostRow> {
     let batch_size = options.share.max_samples(options.batch_size) as u64;
-    let targets = options.objective.samples_of_a_row();
+    let (rows, targets) = match options.objective {
+        // A list has many sources, with a target of one token each.
+        Objective::Lists { most, .. } => (batch_size * most as u64, 0),
+        _ => (batch_size, options.objective.samples_of_a_row()),
+    };
     let tokens = (options.max_source_tokens + targets * options.max_target_tokens) as u64;
     let read = read_bytes_of(options, tokenizer);
     let columns = options.objective.columns();
@@ -64,7 +68,7 @@ pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenize
     let prompts = if options.keep_prompts && largest.len() > 1 { largest[0].min(KEPT_TEXT_BYTES as u64) } else { 0 };
     // A step of pairs has each source twice.
     let of_step = if targets > 1 { batch_bytes(2 * batch_size, tokens) } else { 0 };
-    let batch_bytes = batch_bytes(batch_size, tokens) + batch_size * (texts + prompts);
+    let batch_bytes = batch_bytes(rows, tokens) + batch_size * (texts + prompts);
     let prefetched = if limits.decode_threads == 0 { 0 } else { limits.prefetch_batches as u64 };
     // Without decoding threads the caller's own thread decodes; its stack and heap exist already.
     let threads = if prefetched == 0 { 0 } else { limits.decode_threads as u64 };

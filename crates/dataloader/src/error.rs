@@ -110,6 +110,8 @@ pub enum BadValue {
     UnknownLabel,
     /// A number is expected.
     NotANumber,
+    /// The text is no list in JSON.
+    NoList,
     /// There are more labels than words, or fewer.
     UnequalLists,
     /// The tokenizer makes no token of a word, so its label has no place.
@@ -127,7 +129,8 @@ impl std::fmt::Display for BadValue {
             Self::NoLabel => "is not a label: expected true or false, or 1 or 0",
             Self::UnknownLabel => "has a label that is none of the model's",
             Self::NotANumber => "is not a number",
-            Self::UnequalLists => "has another number of labels than there are words",
+            Self::NoList => "is not a list of texts in JSON",
+            Self::UnequalLists => "has another number of labels than there are words or texts",
             Self::WordWithoutToken => "has a word that gives no token",
             Self::TooLong => "is too long for labels and their words",
         })

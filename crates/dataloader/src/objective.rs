@@ -64,6 +64,17 @@ pub enum Objective {
         /// The labels, in the order of their indices.
         labels: Vec<String>,
     },
+    /// Lists of sources, with a label of each, from 0 up. The target is one token.
+    Lists {
+        /// Column of the lists of sources, in JSON.
+        texts_column: String,
+        /// Column of the lists of labels.
+        labels_column: String,
+        /// The target of a relevant text, and that of another. They may be equal.
+        answers: [u32; 2],
+        /// The most texts of a list.
+        most: usize,
+    },
     /// The source is one text with spans cut out, the target is the spans.
     SpanCorruption {
         /// Column of the texts.
@@ -96,6 +107,7 @@ impl Objective {
             Self::LabelsOfWords { words_column, labels_column, .. } => {
                 vec![words_column.clone(), labels_column.clone()]
             }
+            Self::Lists { texts_column, labels_column, .. } => vec![texts_column.clone(), labels_column.clone()],
             Self::SpanCorruption { text_column, .. } | Self::Denoising { text_column, .. } => vec![text_column.clone()],
         }
     }
@@ -110,9 +122,13 @@ impl Objective {
         matches!(self, Self::TextToText { .. } | Self::Preference { .. } | Self::Labelled { .. })
     }
 
-    /// How many samples a row makes.
+    /// How many samples a row makes, at most.
     pub fn samples_of_a_row(&self) -> usize {
-        if matches!(self, Self::Preference { .. }) { 2 } else { 1 }
+        match self {
+            Self::Preference { .. } => 2,
+            Self::Lists { most, .. } => *most,
+            _ => 1,
+        }
     }
 
     /// Whether a column has labels instead of texts.
@@ -129,6 +145,8 @@ impl Objective {
                 tokenizer.windows(tokens).usual_bytes(tokens) as u64
             }
             Self::SpanCorruption { .. } | Self::Denoising { .. } => MAX_PIECE_BYTES,
+            // A list is read whole.
+            Self::Lists { .. } => row_files::MAX_ROW_BYTES as u64,
             Self::Labels { .. } if column == 0 => {
                 tokenizer.windows(options.max_source_tokens).usual_bytes(options.max_source_tokens) as u64
             }
@@ -177,6 +195,8 @@ pub(crate) enum Prepared {
     /// With the tokens that begin a source, and the labels.
     Labels(SampleLimits, Vec<u32>, Vec<String>),
     LabelsOfWords(SampleLimits, Vec<u32>, Vec<String>),
+    /// With the targets of relevant texts and of others.
+    Lists(SampleLimits, [u32; 2]),
 }
 
 impl Prepared {
@@ -199,6 +219,7 @@ impl Prepared {
             Objective::LabelsOfWords { labels, .. } => {
                 Self::LabelsOfWords(limits, tokenizer.start_ids().to_vec(), labels.clone())
             }
+            Objective::Lists { answers, .. } => Self::Lists(limits, *answers),
             Objective::SpanCorruption { spans, .. } => {
                 Self::Denoising(denoisers::Prepared::new(&[Denoiser::spans(*spans)], limits, tokenizer)?)
             }
@@ -212,7 +233,7 @@ impl Prepared {
     /// row's own.
     pub fn read_part(&self, bytes: u64, most: u64, key: Key) -> Range<u64> {
         match self {
-            Self::TextToText(..) | Self::Labels(..) | Self::LabelsOfWords(..) => 0..bytes.min(most),
+            Self::TextToText(..) | Self::Labels(..) | Self::LabelsOfWords(..) | Self::Lists(..) => 0..bytes.min(most),
             Self::Denoising(_) => span_corruption::piece(bytes, key),
         }
     }
@@ -227,7 +248,7 @@ impl Prepared {
         stop: &'a dyn Fn() -> bool,
     ) -> RowText<'a> {
         match self {
-            Self::TextToText(..) | Self::Labels(..) | Self::LabelsOfWords(..) => {
+            Self::TextToText(..) | Self::Labels(..) | Self::LabelsOfWords(..) | Self::Lists(..) => {
                 RowText::new(place, bytes as usize, held, stop)
             }
             Self::Denoising(_) => {
@@ -242,7 +263,9 @@ impl Prepared {
         match self {
             Self::TextToText(limits, _) if column == 0 => limits.max_source_tokens,
             Self::TextToText(limits, _) => limits.max_target_tokens,
-            Self::Labels(limits, ..) | Self::LabelsOfWords(limits, ..) => limits.max_source_tokens,
+            Self::Labels(limits, ..) | Self::LabelsOfWords(limits, ..) | Self::Lists(limits, ..) => {
+                limits.max_source_tokens
+            }
             Self::Denoising(_) => usize::MAX,
         }
     }
@@ -271,7 +294,7 @@ impl Prepared {
                 source.splice(0..0, start.iter().copied());
                 Sample { target: label, target_was_cut: false, ..text_to_text::sample(source, Vec::new(), limits) }
             }
-            Self::LabelsOfWords(..) => unreachable!("words and labels are a sample already"),
+            Self::LabelsOfWords(..) | Self::Lists(..) => unreachable!("lists are samples already"),
             Self::Denoising(denoisers) => {
                 let [text] = <[Vec<u32>; 1]>::try_from(ids).expect("one text");
                 denoisers.sample(&text, key)
@@ -292,7 +315,33 @@ impl Prepared {
 
     /// Whether this column has a label, or words with labels, rather than a text.
     pub fn is_of_labels(&self, column: usize) -> bool {
-        matches!(self, Self::LabelsOfWords(..)) || column > 0 && matches!(self, Self::Labels(..))
+        matches!(self, Self::LabelsOfWords(..) | Self::Lists(..)) || column > 0 && matches!(self, Self::Labels(..))
+    }
+
+    /// The samples of a list, with their labels, from the list of sources and that of labels. `encode` makes tokens of a source, and says whether
+    /// it was cut. `None`: the row is of another task.
+    ///
+    /// # Errors
+    /// [`BadValue`], or an error of `encode`.
+    pub fn samples_of_list<E: From<BadValue>>(
+        &self,
+        [texts, labels]: [&str; 2],
+        encode: &dyn Fn(&str, usize) -> Result<(Vec<u32>, bool), E>,
+    ) -> Result<Option<Vec<(Sample, f64)>>, E> {
+        let Self::Lists(limits, answers) = self else { return Ok(None) };
+        let texts: Vec<String> = serde_json::from_str(texts).map_err(|_| BadValue::NoList)?;
+        let labels: Vec<f64> = serde_json::from_str(labels).map_err(|_| BadValue::NotANumber)?;
+        if texts.len() != labels.len() {
+            return Err(BadValue::UnequalLists.into());
+        }
+        let sample = |(text, label): (String, f64)| {
+            let (mut source, source_was_cut) = encode(&text, limits.max_source_tokens - 1)?;
+            source.push(limits.eos_id);
+            source.shrink_to_fit(); // The bill counts the bytes of ids that wait in the queue.
+            let target = vec![answers[usize::from(label <= 0.0)]];
+            Ok((Sample { source, target, source_was_cut, ..Sample::default() }, label))
+        };
+        texts.into_iter().zip(labels).map(sample).collect::<Result<_, E>>().map(Some)
     }
 
     /// The sample of a row of words and their labels. `prefix` are tokens before them. `None`: the row is of another task.

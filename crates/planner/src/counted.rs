@@ -276,7 +276,7 @@ impl<'a> StepCounter<'a> {
         let is_trained = |spec: &ParameterSpec| !frozen.contains(&spec.name);
         let passes = t5::step::count::Counter::new(model, precisions, options.dropout, &is_trained)?
             .minimising(options.token_loss());
-        let passes = if options.preference.is_some() { passes.weighing_samples() } else { passes };
+        let passes = if options.weighs_samples() { passes.weighing_samples() } else { passes };
         let passes = match &options.contrastive {
             Some(of) => passes.pulling_vectors(of.pooling),
             None => passes,

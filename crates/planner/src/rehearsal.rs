@@ -7,7 +7,7 @@
 use candle_core::{DType, Device};
 use memory_policy::{MemorySnapshot, Probe};
 use t5::{EvalContext, GenerateOptions, Head, MicroBatch, Pooling, T5};
-use trainer::{Batch, Levers, StepPlan, Trainer, TrainerOptions};
+use trainer::{Batch, Levers, RowLabels, StepPlan, Trainer, TrainerOptions};
 
 use crate::error::Result;
 
@@ -44,7 +44,9 @@ pub fn rehearse(
         },
         longest: None,
     };
-    trainer.step(&Batch { sources: &samples, targets: &targets }, &plan, &|| false)?;
+    // One list, if the loss is of lists.
+    let labels = RowLabels { lists: &[SAMPLES], gains: &[1.0, 0.0, 0.0, 0.0], ..RowLabels::default() };
+    trainer.step_of_labels((&Batch { sources: &samples, targets: &targets }, labels), &[SAMPLES], &plan, &|| false)?;
     infer(trainer.model(), &samples, activations)?;
     drop(trainer);
     release();

@@ -388,7 +388,7 @@ impl<'a> Offer<'a> {
     /// The row of the vectors of so many texts, if they are trained.
     fn vectors(&self, texts: usize) -> Option<CostRow> {
         let of = self.training.options.contrastive.as_ref()?;
-        let bytes = of.bytes(texts, self.job.model.d_model);
+        let bytes = of.bytes(texts, self.job.model.vector_width());
         Some(CostRow::new(VECTORS, bytes, "of all texts, with their gradients"))
     }
 

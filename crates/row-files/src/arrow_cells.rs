@@ -34,6 +34,7 @@ pub(crate) fn cell(array: &dyn Array, row: usize, column: &Column) -> Result<Cel
         return turns.map(Cell::Turns);
     }
     Ok(match array.data_type() {
+        DataType::List(_) | DataType::LargeList(_) if column.is_list => Cell::Text(json_list(array, row, column)?),
         DataType::List(_) | DataType::LargeList(_) => {
             let turns = || turns(array, row, &column.name)?.ok().map(Cell::Turns);
             text_of_list(&elements(array, row), &column.name)?.or_else(turns).unwrap_or(Cell::Other(LIST))
@@ -99,6 +100,13 @@ fn elements(array: &dyn Array, row: usize) -> ArrayRef {
         DataType::LargeList(_) => array.as_list::<i64>().value(row),
         _ => array.as_list::<i32>().value(row),
     }
+}
+
+/// A list as JSON. Elements that are no text, number or boolean are null.
+fn json_list(array: &dyn Array, row: usize, column: &Column) -> Result<String, RowFault> {
+    let elements = elements(array, row);
+    let texts = (0..elements.len()).map(|element| Ok(cell(&elements, element, column)?.text().map(str::to_owned)));
+    Ok(serde_json::json!(texts.collect::<Result<Vec<_>, RowFault>>()?).to_string())
 }
 
 fn text_of_list(elements: &ArrayRef, column: &str) -> Result<Option<Cell>, RowFault> {

@@ -7,16 +7,23 @@ pub struct Column {
     pub name: String,
     /// Whether the column holds lists of messages.
     pub is_chat: bool,
+    /// Whether a list is given as a text in JSON.
+    pub is_list: bool,
 }
 
 impl Column {
     /// Returns a column of text.
     pub fn text(name: impl Into<String>) -> Self {
-        Self { name: name.into(), is_chat: false }
+        Self { name: name.into(), is_chat: false, is_list: false }
     }
 
     /// Returns a column of messages.
     pub fn chat(name: impl Into<String>) -> Self {
-        Self { name: name.into(), is_chat: true }
+        Self { is_chat: true, ..Self::text(name) }
+    }
+
+    /// Returns a column of texts or lists.
+    pub fn list(name: impl Into<String>) -> Self {
+        Self { is_list: true, ..Self::text(name) }
     }
 }

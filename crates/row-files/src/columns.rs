@@ -9,6 +9,7 @@ use crate::chat::{self, Fits, LeftOut};
 use crate::classes::Classes;
 use crate::column::Column;
 use crate::error::{RowFault, listed};
+use crate::lists::RankedColumns;
 use crate::row::{Cell, Row};
 use crate::row_texts::Values;
 use crate::template::Template;
@@ -62,6 +63,8 @@ pub enum Pairing {
         /// Column of the system's message, which comes first.
         system: Option<String>,
     },
+    /// A query and a text of a list, or a whole list.
+    Ranked(RankedColumns),
     /// One text, for pretraining.
     Text {
         /// The column.
@@ -116,6 +119,10 @@ pub struct Chosen {
     pub label: Option<String>,
     /// Whether rows are wanted that have words and a label of each.
     pub is_of_words: bool,
+    /// Whether lists of texts are wanted, with a label of each, and the most texts of a list.
+    pub ranked: Option<usize>,
+    /// Column that says which rows have the same query.
+    pub query: Option<String>,
 }
 
 /// What a label says of an answer: whether it is desirable. `None` if it is no label.
@@ -164,6 +171,7 @@ impl Pairing {
             Self::Chat { column, system } => {
                 [Column::chat(column)].into_iter().chain(system.iter().map(Column::text)).collect()
             }
+            Self::Ranked(of) => of.columns().into_iter().map(Column::list).collect(),
             Self::Text { column } => vec![Column::text(column)],
             Self::Each { columns } => columns.iter().map(Column::text).collect(),
         }
@@ -276,6 +284,7 @@ impl Pairing {
                     "chats from `{column}`{system}: the last answer is the response, everything before it the prompt"
                 )
             }
+            Self::Ranked(of) => format!("texts `{}` ranked by `{}`, lists by `{}`", of.source, of.label, of.query),
             Self::Text { column } => format!("text from `{column}`, for pretraining"),
             Self::Each { columns } => format!("texts from {}", listed(columns)),
         }
@@ -311,6 +320,7 @@ impl Pairing {
                 let (source, left_out) = values.prompt(prompt, fits)?;
                 return Ok(([source, values.answer(response)?], left_out));
             }
+            Self::Ranked(of) => of.of_row(row)?.written().map(Cow::Owned),
             Self::Text { column } => [Cow::Borrowed(""), borrowed(column)?],
             Self::Each { .. } => [Cow::Borrowed(""), borrowed(&columns[0].name)?],
             Self::Instruction(of) => {

@@ -17,6 +17,7 @@ use crate::error::{Error, RowError, RowFault};
 use crate::input::Digested;
 use crate::kind::{Kind, file_bytes};
 use crate::labels::Labels;
+use crate::lists::{ListCounts, Lists, Written};
 use crate::options::ReadOptions;
 use crate::row::Row;
 use crate::rows::Rows;
@@ -118,6 +119,8 @@ pub struct Counts {
     pub duplicates: u64,
     /// The targets of kept rows, if they are labels.
     pub labels: Labels,
+    /// What was noticed about lists.
+    pub lists: ListCounts,
     /// The most bytes of a row's texts.
     pub longest: u64,
     /// What was noticed about quotes, with the file, for the first file of which something was.
@@ -134,6 +137,35 @@ pub struct Counts {
     pub digests: Vec<Option<Digested>>,
     /// The fraction of the files' bytes that was read: 1, unless [`Settings::max_rows`] ended the reading.
     pub share: f64,
+}
+
+impl Counts {
+    /// The use of the next row, which is counted, perhaps as two.
+    fn next_part(&mut self, split: Split, is_two: bool) -> Part {
+        let (part, count) = match split.is_validation(self.kept) {
+            true => (Part::Validation, &mut self.validation),
+            false => (Part::Train, &mut self.train),
+        };
+        self.kept += 1;
+        *count += if is_two { 2 } else { 1 };
+        part
+    }
+
+    /// Passes a list on.
+    fn place(&mut self, list: Written, split: Split, sink: &mut Sink<'_>) -> Result<(), Error> {
+        self.longest = self.longest.max(list.iter().map(|text| text.len() as u64).sum());
+        sink(self.next_part(split, false), list, None)
+    }
+
+    /// Counts a row that cannot be used.
+    fn refuse(&mut self, error: RowError, bad_rows: BadRows) -> Result<(), Error> {
+        if bad_rows.is_error(&error.fault) {
+            return Err(Error::Row(error));
+        }
+        *(if error.fault.is_malformed() { &mut self.malformed } else { &mut self.empty }) += 1;
+        self.first_bad.get_or_insert(error);
+        Ok(())
+    }
 }
 
 /// Takes the texts of a row: see [`Conversion::run`].
@@ -210,7 +242,7 @@ impl Conversion {
     fn each(&self, settings: &Settings<'_>, split: Split, sink: &mut Sink<'_>) -> Result<Counts, Error> {
         let mut counts = Counts::default();
         let mut duplicates = settings.duplicates.map(|make| make());
-        let mut row = Row::default();
+        let (mut row, mut lists) = (Row::default(), Lists::default());
         let (all, mut done) = (self.bytes(), 0);
         // The rejected answer of a row comes behind the chosen answer of the next one: neighbours then have different prompts.
         let mut undesirable: [Option<[String; 2]>; 2] = Default::default();
@@ -243,6 +275,20 @@ impl Conversion {
                         return Err(Error::Stopped);
                     }
                 }
+                if let Pairing::Ranked(of) = &**pairing {
+                    let limits = (of.most, kind.options.max_row_bytes);
+                    let done = read.and_then(|()| {
+                        let texts = of.of_row(&row).and_then(|texts| lists.add(texts, limits));
+                        texts.map_err(|fault| rows.error(&row, fault))
+                    });
+                    match done {
+                        Ok(done) => {
+                            done.into_iter().try_for_each(|list| counts.place(list, split, sink))?;
+                        }
+                        Err(error) => counts.refuse(error, settings.bad_rows)?,
+                    }
+                    continue;
+                }
                 let texts = read
                     .and_then(|()| pairing.fitted_texts(&row, settings.fits).map_err(|fault| rows.error(&row, fault)));
                 let texts = texts.map(|(texts, left_out)| {
@@ -272,13 +318,7 @@ impl Conversion {
                                 continue;
                             }
                         }
-                        let part = if split.is_validation(counts.kept) { Part::Validation } else { Part::Train };
-                        counts.kept += 1;
-                        let count = match part {
-                            Part::Validation => &mut counts.validation,
-                            Part::Train => &mut counts.train,
-                        };
-                        *count += if pairing.is_split() { 2 } else { 1 };
+                        let part = counts.next_part(split, pairing.is_split());
                         if !pairing.is_text() {
                             counts.labels.add(&response);
                         }
@@ -305,13 +345,10 @@ impl Conversion {
                             sink(part, before, Some(false.to_string()))?;
                         }
                     }
-                    Err(error) if settings.bad_rows.is_error(&error.fault) => return Err(Error::Row(error)),
-                    Err(error) => {
-                        *(if error.fault.is_malformed() { &mut counts.malformed } else { &mut counts.empty }) += 1;
-                        counts.first_bad.get_or_insert(error);
-                    }
+                    Err(error) => counts.refuse(error, settings.bad_rows)?,
                 }
             }
+            lists.end().into_iter().try_for_each(|list| counts.place(list, split, sink))?;
             if let Some(notes) = rows.notes().filter(|notes| **notes != Notes::default()) {
                 counts.notes.get_or_insert_with(|| (path.clone(), notes.clone()));
             }
@@ -321,6 +358,7 @@ impl Conversion {
             done += file_bytes(path);
         }
         counts.share = 1.;
+        counts.lists = lists.counts;
         flush(undesirable, sink).map(|()| counts)
     }
 

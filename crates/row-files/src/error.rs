@@ -356,6 +356,12 @@ pub enum RowFault {
     Messages(String, String),
     /// The value of this column is no label.
     NoLabel(String),
+    /// The value of this column is no number.
+    NotANumber(String, String),
+    /// A list of one column has another length than that of another.
+    UnequalLists(String, usize, String, usize),
+    /// An element of the list of this column, by its place from 1, is null, empty or only white space.
+    EmptyElement(String, usize),
     /// This column has no value, or null.
     Null(String),
     /// The value of this column is empty or only white space.
@@ -396,6 +402,7 @@ impl RowFault {
                  quotes are ordinary characters: `--quoting none`"
                     .to_owned(),
             ),
+            Self::NotANumber(..) => Some("0 stands for a text that is not relevant, 1 or more for one that is".to_owned()),
             Self::WrongType(_, OBJECT) | Self::NotAnObject(LIST) => Some(
                 "expected an object a row; pandas writes them with `df.to_json(path, orient=\"records\", lines=True)`"
                     .to_owned(),
@@ -422,6 +429,14 @@ impl fmt::Display for RowFault {
             Self::NoLabel(column) => {
                 write!(f, "column `{}`: expected a label, which is true or false, or 1 or 0", shortened(column))
             }
+            Self::NotANumber(column, got) => {
+                write!(f, "column `{}`: expected a number, got `{}`", shortened(column), shortened(got))
+            }
+            Self::UnequalLists(column, got, of, expected) => {
+                let [column, of] = [column, of].map(|name| shortened(name));
+                write!(f, "column `{column}`: expected {expected} texts, one for each element of `{of}`, got {got}")
+            }
+            Self::EmptyElement(column, place) => write!(f, "column `{}`: element {place} is empty", shortened(column)),
             Self::WrongType(column, got) => write!(f, "column `{}`: expected text, got {got}", shortened(column)),
             Self::Messages(column, reason) => write!(f, "column `{}`: {reason}", shortened(column)),
             Self::Null(column) => write!(f, "column `{}` is null", shortened(column)),

@@ -4,6 +4,7 @@
 //! columns have two meanings and the answer has a setting for each.
 
 use crate::columns::{Chosen, Instruction, Pairing};
+use crate::lists::RankedColumns;
 use crate::meaning::{Meaning, Unpaired};
 use crate::template::Template;
 
@@ -79,6 +80,12 @@ const LABELS_OF_WORDS: &[&str] = &["ner_tags", "tags", "labels", "pos_tags", "ch
 const ANCHORS: &[&str] = &["query", "anchor", "sentence1", "question", "premise", "prompt"];
 const POSITIVES: &[&str] =
     &["positive", "pos", "sentence2", "passage", "document", "answer", "entailment", "text", "response", "chosen"];
+/// Columns of texts that are ranked for a query, and of how relevant they are.
+const RANKED: &[&str] =
+    &["passages", "documents", "texts", "passages.passage_text", "passage", "document", "text", "positive", "response"];
+const RELEVANCE: &[&str] = &["labels", "relevances", "passages.is_selected", "relevance", "label", "score", "response"];
+/// Columns that say which rows have the same query.
+const QUERY_IDS: &[&str] = &["query_id", "qid"];
 /// Columns of texts that a question is about, without which it is incomplete.
 const CONTEXTS: [&str; 8] = ["article", "passage", "paragraph", "story", "support", "document", "hint", "background"];
 /// Columns of the options of a multiple choice: all of them, or one each with a number or a letter at its end.
@@ -140,6 +147,9 @@ impl Pairing {
                 }
                 _ => Self::Columns { prompt, response },
             });
+        }
+        if let Some(most) = chosen.ranked {
+            return file.ranked(chosen, most);
         }
         if let Some([chosen_answer, rejected]) = &chosen.preference {
             let column = |named: &Option<String>, usual: &str| file.required(named.as_deref().unwrap_or(usual));
@@ -244,6 +254,29 @@ impl File<'_> {
         let (options, contexts) =
             (others.clone().filter(|name| is_option(name)), others.filter(|name| is_context(name)));
         [contexts.collect(), options.collect()]
+    }
+
+    /// Lists of texts. Without a template, the source is that of monoT5.
+    fn ranked(&self, chosen: &Chosen, most: usize) -> Result<Pairing, Unpaired> {
+        let column = |named: &Option<String>, usual: &[&str]| match named {
+            Some(name) => self.required(name),
+            None => self.first(usual).ok_or_else(|| Unpaired::Missing(usual[0].to_owned())),
+        };
+        let source = match &chosen.source {
+            Some(template) => template.clone(),
+            None => {
+                let (query, text) = (column(&chosen.prompt, ANCHORS)?, column(&chosen.response, RANKED)?);
+                format!("Query: {{{query}}} Document: {{{text}}} Relevant:")
+            }
+        };
+        let source = Template::parse(&source).map_err(|reason| Unpaired::Template("source_template", reason))?;
+        source.columns().try_for_each(|column| self.required(column).map(drop))?;
+        let first = source.columns().next().unwrap_or_default().to_owned();
+        let query = match &chosen.query {
+            Some(name) => self.required(name)?,
+            None => self.first(QUERY_IDS).unwrap_or(first),
+        };
+        Ok(Pairing::Ranked(RankedColumns { source, label: column(&chosen.label, RELEVANCE)?, query, most }))
     }
 
     /// The columns that the user named, as columns or as templates. If only one side is named, the other is looked for.

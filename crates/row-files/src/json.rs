@@ -405,6 +405,7 @@ fn cell_of(value: &str, column: &Column) -> Result<Cell, RowFault> {
         Kind::List if column.is_chat => {
             Cell::Turns(chat::from_list(value).map_err(|reason| RowFault::Messages(column.name.clone(), reason))?)
         }
+        Kind::List if column.is_list => Cell::Text(value.to_owned()),
         Kind::List => {
             let turns = || chat::from_list(value).ok().map(Cell::Turns);
             text_of_list(value, &column.name).or_else(turns).unwrap_or(Cell::Other(LIST))

@@ -24,6 +24,7 @@ pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) ->
         preference: config.preference,
         distillation: config.distillation,
         contrastive: config.embedding.clone(),
+        ranking: config.ranking.as_ref().map(|of| of.of),
         optimizer: config.optimizer.options,
         groups: config.optimizer.groups.clone(),
         schedule: schedule(config, total_steps),

@@ -53,7 +53,7 @@ fn same_bits(vocabulary: usize, dtypes: [DType; 2]) -> Result<()> {
         assert_eq!(bits(&linear(&x, Weight::ByRows(&in_file))?), expected, "{case}: {rows} rows");
         let label = |row: usize| if row % 7 == 3 { IGNORED_LABEL } else { (row * 2_654_435 % vocabulary) as u32 };
         let labels: Vec<u32> = (0..rows).map(label).collect();
-        let token_loss = TokenLoss { z_loss: 0.1, label_smoothing: 0.2 };
+        let token_loss = TokenLoss { z_loss: 0.1, label_smoothing: 0.2, is_logit: false };
         for (chunk_rows, token_loss) in [(1, token_loss), (64, TokenLoss::default())] {
             let c = CrossEntropy { logit_scale: 0.3, soft_cap: None, gradient_scale: 0.1, chunk_rows, token_loss };
             let loss = |w: Weight| linear_cross_entropy(&x, w, &labels, &c).map(f64::to_bits);

@@ -72,7 +72,7 @@ fn losses(dtype: DType) -> Result<Results> {
         let w = numbers(&[v, d], DType::F32)?;
         let dw = numbers(&[v, d], DType::F32)?;
         let labels: Vec<u32> = (0..rows as u32).map(|row| row * 7 % v as u32).collect();
-        let token_loss = TokenLoss { z_loss: 0.1, label_smoothing: 0.2 };
+        let token_loss = TokenLoss { z_loss: 0.1, label_smoothing: 0.2, is_logit: false };
         let c = CrossEntropy { gradient_scale: 0.01, chunk_rows, token_loss, ..CrossEntropy::default() };
         let alone = linear_cross_entropy(&x, &w, &labels, &c)?;
         let (loss, dx) = linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&dw, true)))?;

@@ -307,7 +307,7 @@ fn embeddings_are_those_of_the_cpu() {
 #[test]
 fn losses_are_those_of_the_cpu() {
     for (dtype, of_weight) in offered([(F32, F32), (BF16, F32), (BF16, BF16)]) {
-        let token = TokenLoss { z_loss: 0.1, label_smoothing: 0.2 };
+        let token = TokenLoss { z_loss: 0.1, label_smoothing: 0.2, is_logit: false };
         for (chunk_rows, token_loss) in [(3, TokenLoss::default()), (100, TokenLoss::default()), (5, token)] {
             check(&format!("cross-entropy {dtype:?}, {chunk_rows} rows at a time"), tolerance(dtype), |make| {
                 let (rows, width, vocabulary) = (11, 20, 70);
@@ -327,7 +327,7 @@ fn losses_are_those_of_the_cpu() {
         let logits = make.tensor(&[5, 70], F32);
         let labels = [3, t5_ops::IGNORED_LABEL, 0, 69, 3];
         let loss = t5_ops::logit_cross_entropy(&logits, &labels, None)?;
-        let token = TokenLoss { z_loss: 0.1, label_smoothing: 0.2 };
+        let token = TokenLoss { z_loss: 0.1, label_smoothing: 0.2, is_logit: false };
         let (again, gradient) = t5_ops::logit_cross_entropy_backward(logits, &labels, 0.5, token, None)?;
         let losses = [loss, again.cross_entropy, again.objective];
         Ok(vec![("losses", Tensor::new(&losses, gradient.device())?), ("gradient", gradient)])

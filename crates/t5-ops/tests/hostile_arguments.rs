@@ -25,7 +25,7 @@ const SCALES: CrossEntropy = CrossEntropy {
     soft_cap: None,
     gradient_scale: 0.1,
     chunk_rows: 3,
-    token_loss: TokenLoss { z_loss: 0.0, label_smoothing: 0.0 },
+    token_loss: TokenLoss { z_loss: 0.0, label_smoothing: 0.0, is_logit: false },
 };
 
 fn numbers(shape: &[usize], dtype: DType) -> Tensor {

@@ -45,6 +45,12 @@ impl StepContext {
             token_loss: TokenLoss::default(),
         }
     }
+
+    /// The same pass, which measures minus the logit of each target if `is_logit`, in place of its cross-entropy.
+    #[must_use]
+    pub fn measuring(self, is_logit: bool) -> StepContext {
+        StepContext { token_loss: TokenLoss { is_logit, ..self.token_loss }, ..self }
+    }
 }
 
 /// Settings of a pass without gradients.

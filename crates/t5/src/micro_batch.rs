@@ -24,6 +24,7 @@ pub struct MicroBatch<T = Tensor> {
     pub(crate) weights: Option<Vec<f64>>,
     pub(crate) vectors: Option<VectorGradients>,
     pub(crate) taught: Option<Taught<T>>,
+    pub(crate) answers: Vec<u32>,
     pub(crate) skips_adapter: bool,
 }
 
@@ -57,6 +58,7 @@ impl<T> MicroBatch<T> {
             weights: None,
             vectors: None,
             taught: None,
+            answers: Vec::new(),
             skips_adapter: false,
         }
     }
@@ -121,6 +123,7 @@ impl MicroBatch {
             weights: None,
             vectors: None,
             taught: None,
+            answers: Vec::new(),
             skips_adapter: false,
         })
     }
@@ -149,6 +152,13 @@ impl MicroBatch {
             "a gradient for each sample"
         );
         MicroBatch { vectors: Some(VectorGradients { pooling, values: gradients }), ..self }
+    }
+
+    /// The same micro-batch of targets of one token, where [`T5::losses_of_step`](crate::T5::losses_of_step) gives the losses of these tokens
+    /// of each sample, one after the other, in place of that of its own target.
+    #[must_use]
+    pub fn with_answers(self, answers: Vec<u32>) -> MicroBatch {
+        MicroBatch { answers, ..self }
     }
 
     /// The same micro-batch, computed as if the model had no adapter. Only for passes that train nothing.

@@ -1,5 +1,6 @@
 //! The whole model: its parameters, and the passes over a micro-batch that train nothing.
 
+mod losses;
 mod outputs;
 mod training;
 mod weight_copies;
@@ -555,23 +556,6 @@ impl T5 {
         let events = Outline::inference(&self.config, self.has_paged_weights()).evaluation();
         let step = infer(&self.network, &events, &cx, std::slice::from_ref(batch), interrupted)?;
         Ok(step.map(|step| step.loss_sum()))
-    }
-
-    /// The cross-entropy of each sample's target, summed over its tokens: minus the log-probability of the whole target. One list for each
-    /// micro-batch. Without dropout; weights in files are read once for all micro-batches. `interrupted` is as in [`T5::loss_unless`].
-    ///
-    /// # Errors
-    /// An operation fails, or a weight cannot be read.
-    pub fn losses_of_samples(
-        &self,
-        batches: &[MicroBatch],
-        cx: &EvalContext,
-        interrupted: &dyn Fn() -> bool,
-    ) -> Result<Option<Vec<Vec<f64>>>> {
-        let cx = StepContext::without_dropout(cx.activations, cx.loss_chunk_rows);
-        let events = Outline::inference(&self.config, self.has_paged_weights()).losses_of_samples(batches.len());
-        let step = infer(&self.network, &events, &cx, batches, interrupted)?;
-        Ok(step.map(|mut step| step.take_losses_of_samples()))
     }
 
     /// All logits (B, T, V), without dropout, in the parameters' dtype. Large: for tests and small batches.

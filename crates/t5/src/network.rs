@@ -225,7 +225,7 @@ impl<T: Ops> Network<T> {
     }
 
     /// Loss sum, without gradients, of the last stack's output (B, T, D).
-    pub fn loss(&self, z: &T, batch: &MicroBatch<T>, chunk_rows: usize) -> Result<f64> {
+    pub fn loss(&self, z: &T, batch: &MicroBatch<T>, cx: &StepContext) -> Result<f64> {
         let labels = &batch.labels;
         if let Some(classifier) = &self.classifier {
             return classifier.loss(&self.classified(z, batch)?, labels);
@@ -235,27 +235,38 @@ impl<T: Ops> Network<T> {
             return Ok(0.0);
         }
         if self.head.adapter.is_some() {
-            return Ok(self.losses(z, labels, chunk_rows, &Noise::NONE)?.into_iter().sum());
+            return Ok(self.losses(z, batch, cx, &Noise::NONE)?.into_iter().sum());
         }
-        let settings = self.cross_entropy(1.0, chunk_rows);
+        let settings = self.cross_entropy(1.0, cx.loss_chunk_rows);
         T::linear_cross_entropy(&z.as_rows()?, &self.head.weight, labels, &settings)
     }
 
-    /// The loss of each sample of the decoder's output (B, T, D), without gradients.
-    pub fn losses(&self, z: &T, labels: &[u32], chunk_rows: usize, noise: &Noise) -> Result<Vec<f64>> {
-        let settings = self.cross_entropy(1.0, chunk_rows);
-        let of_sample = |sample: usize| {
-            let (x, labels) = (z.select(&[sample as u32])?, labels_of(labels, z, sample));
-            match self.head.adapter {
-                Some(_) => T::logit_cross_entropy(
-                    &self.head.forward(&x.scaled(self.logit_scale)?, noise)?,
-                    labels,
-                    self.logit_cap,
-                ),
-                None => T::linear_cross_entropy(&x.as_rows()?, &self.head.weight, labels, &settings),
+    /// The loss of each sample of the decoder's output (B, T, D), without gradients; of a batch with answers, that of each answer.
+    pub fn losses(&self, z: &T, batch: &MicroBatch<T>, cx: &StepContext, noise: &Noise) -> Result<Vec<f64>> {
+        let token_loss = cx.token_loss.alone();
+        let settings = CrossEntropy { token_loss, ..self.cross_entropy(1.0, cx.loss_chunk_rows) };
+        let of_labels = |x: &T, labels: &[u32]| match self.head.adapter {
+            None => T::linear_cross_entropy(&x.as_rows()?, &self.head.weight, labels, &settings),
+            Some(_) => {
+                let logits = self.head.forward(&x.scaled(self.logit_scale)?, noise)?;
+                if token_loss.is_logit {
+                    let (loss, _) = T::logit_cross_entropy_backward(logits, labels, 1.0, token_loss, self.logit_cap)?;
+                    return Ok(loss.cross_entropy);
+                }
+                T::logit_cross_entropy(&logits, labels, self.logit_cap)
             }
         };
-        (0..z.dims()[0]).map(of_sample).collect()
+        let mut losses = Vec::new();
+        for sample in 0..z.dims()[0] {
+            let x = z.select(&[sample as u32])?;
+            match batch.answers.as_slice() {
+                [] => losses.push(of_labels(&x, labels_of(&batch.labels, z, sample))?),
+                answers => {
+                    answers.iter().try_for_each(|answer| of_labels(&x, &[*answer]).map(|loss| losses.push(loss)))?
+                }
+            }
+        }
+        Ok(losses)
     }
 
     /// The rows of the last stack's output (B, T, D) that a classifier reads: all, or that of each source's last token as (B, 1, D).

@@ -115,7 +115,7 @@ impl Contrastive {
         let rows = self.rows(vectors.len() / width.max(1));
         let mut scores = Retrieval::default();
         for step in vectors.chunks(rows_of_a_step.max(1) * of_a_row * width) {
-            scores.loss += self.of_batch(step, width).0.loss * self.rows(step.len() / width) as f64 / rows as f64;
+            scores.loss += self.compute(step, width, false).0.loss * self.rows(step.len() / width) as f64 / rows as f64;
         }
         let lengths: Vec<f64> = vectors.chunks(width).map(|vector| dot(vector, vector).sqrt().max(1e-12)).collect();
         let cosine = |one: usize, other: usize| {
@@ -155,6 +155,11 @@ impl Contrastive {
     /// The loss of a batch, and its gradient by each vector. `vectors` (T, D) has the texts of one row after the other: anchor, positive, and
     /// negative if there is one.
     pub fn of_batch(&self, vectors: &[f64], width: usize) -> (ContrastiveStats, Vec<f64>) {
+        self.compute(vectors, width, true)
+    }
+
+    /// As [`Contrastive::of_batch`], with gradients of zero if they are not wanted.
+    fn compute(&self, vectors: &[f64], width: usize, wants: bool) -> (ContrastiveStats, Vec<f64>) {
         let mut gradients = vec![0.0; vectors.len()];
         let mut stats = ContrastiveStats::default();
         if vectors.is_empty() {
@@ -173,10 +178,13 @@ impl Contrastive {
                 lengths.push(length);
             }
             let (of_cut, by_cut) = match self.loss {
-                ContrastiveLoss::Mnr => self.mnr(&cut, size),
-                ContrastiveLoss::Triplet => self.triplet(&cut, size),
+                ContrastiveLoss::Mnr => self.mnr(&cut, size, wants),
+                ContrastiveLoss::Triplet => self.triplet(&cut, size, wants),
             };
             stats = ContrastiveStats { loss: stats.loss + of_cut.loss, ..of_cut };
+            if !wants {
+                continue;
+            }
             for (text, (unit, by_unit)) in cut.chunks(size).zip(by_cut.chunks(size)).enumerate() {
                 // Of u = v / |v|: (du - u (u · du)) / |v|.
                 let along = if is_scaled { dot(unit, by_unit) } else { 0.0 };
@@ -194,7 +202,7 @@ impl Contrastive {
         texts / self.texts_of_a_row()
     }
 
-    fn mnr(&self, vectors: &[f64], size: usize) -> (ContrastiveStats, Vec<f64>) {
+    fn mnr(&self, vectors: &[f64], size: usize, wants: bool) -> (ContrastiveStats, Vec<f64>) {
         let (of_a_row, texts) = (self.texts_of_a_row(), vectors.len() / size);
         let rows = self.rows(texts);
         let at = |text: usize| -> Range<usize> { text * size..(text + 1) * size };
@@ -203,16 +211,20 @@ impl Contrastive {
         let (mut loss, mut nearest) = (0.0, 0_usize);
         let mut weights = vec![0.0; candidates.len()];
         for row in 0..rows {
-            let (anchor, own) = (of_a_row * row, of_a_row * row + 1);
+            let anchor = of_a_row * row;
             for (weight, &text) in weights.iter_mut().zip(&candidates) {
                 *weight = dot(&vectors[at(anchor)], &vectors[at(text)]) / self.temperature;
             }
-            let of_own = candidates.iter().position(|text| *text == own).expect("the positive of a row");
+            // Each row has all its texts but the anchor among them.
+            let of_own = row * (of_a_row - 1);
             let (most, score) = (weights.iter().copied().fold(f64::NEG_INFINITY, f64::max), weights[of_own]);
             let is_nearest = weights.iter().enumerate().all(|(other, weight)| other == of_own || *weight < score);
             nearest += usize::from(is_nearest);
             let sum: f64 = weights.iter().map(|weight| (weight - most).exp()).sum();
             loss += most + sum.ln() - score;
+            if !wants {
+                continue;
+            }
             let mut by_anchor = vec![0.0; size];
             for (place, (weight, &text)) in weights.iter().zip(&candidates).enumerate() {
                 let share = (weight - most).exp() / sum - if place == of_own { 1.0 } else { 0.0 };
@@ -225,7 +237,7 @@ impl Contrastive {
         (ContrastiveStats { loss: loss / rows as f64, accuracy: nearest as f64 / rows as f64 }, gradients)
     }
 
-    fn triplet(&self, vectors: &[f64], size: usize) -> (ContrastiveStats, Vec<f64>) {
+    fn triplet(&self, vectors: &[f64], size: usize, wants: bool) -> (ContrastiveStats, Vec<f64>) {
         let rows = self.rows(vectors.len() / size);
         let mut gradients = vec![0.0; vectors.len()];
         let (mut loss, mut nearer) = (0.0, 0_usize);
@@ -242,6 +254,9 @@ impl Contrastive {
                 continue;
             }
             loss += of_row;
+            if !wants {
+                continue;
+            }
             for (text, sign) in [1.0, -1.0].into_iter().enumerate() {
                 for column in 0..size {
                     let part = sign * (anchor[column] - others[text][column] + 1e-6) / (distances[text] * rows as f64);

@@ -8,9 +8,10 @@
 //!
 //! ```no_run
 //! # fn example(model: &t5::T5, sources: Vec<Vec<u32>>, targets: Vec<Vec<u32>>) -> Result<(), trainer::Error> {
+//! use trainer::RowLabels;
 //! use trainer::evaluate::{EvaluateOptions, Evaluation, EvaluationBatch};
 //! let mut evaluation = Evaluation::new(EvaluateOptions::default());
-//! let batch = EvaluationBatch { sources: &sources, targets: &targets, references: None, rejected: &[], labels: &[] };
+//! let batch = EvaluationBatch { sources: &sources, targets: &targets, references: None, rejected: &[], labels: RowLabels::default() };
 //! evaluation.add(model, &batch, &|ids| format!("{ids:?}"), &|| false)?;
 //! println!("loss {}", evaluation.finish()?.loss);
 //! # Ok(())
@@ -18,6 +19,7 @@
 //! ```
 
 mod computed;
+mod ranked;
 
 use std::rc::Rc;
 
@@ -29,6 +31,7 @@ use text_metrics::{Metric, RowScores, Scores, Settings};
 use crate::contrastive::Contrastive;
 use crate::error::{Error, Result};
 use crate::preference::{Pair, Preference};
+use crate::ranking::{RankedText, Ranking, RowLabels};
 use crate::texts::{self, Texts};
 use crate::trainer::{Batch, gather};
 use crate::{micro_batches, pairs};
@@ -59,6 +62,8 @@ pub struct EvaluateOptions {
     pub labels: Option<Labels>,
     /// The loss of vectors, for an encoder, which has neither answers nor a loss of tokens.
     pub contrastive: Option<Contrastive>,
+    /// The loss of rankings, and the tokens that a score is made of.
+    pub ranking: Option<(Ranking, Vec<u32>)>,
 }
 
 impl Default for EvaluateOptions {
@@ -75,6 +80,7 @@ impl Default for EvaluateOptions {
             reference: None,
             labels: None,
             contrastive: None,
+            ranking: None,
         }
     }
 }
@@ -90,8 +96,8 @@ pub struct EvaluationBatch<'a> {
     pub references: Option<&'a [String]>,
     /// Where answers are compared ([`EvaluateOptions::preference`]): the rejected ones, or those of other rows where rows have labels.
     pub rejected: &'a [Vec<u32>],
-    /// Whether each right answer is desirable, where rows have labels.
-    pub labels: &'a [bool],
+    /// What rows say beside their texts.
+    pub labels: RowLabels<'a>,
 }
 
 /// One generated answer beside the right one.
@@ -137,6 +143,8 @@ pub struct EvaluationReport {
     pub pairs: Vec<Pair>,
     /// The vectors of the rows' texts, one after the other, if the model makes vectors.
     pub vectors: Vec<f64>,
+    /// The texts of lists with their scores, if the model ranks.
+    pub ranked: Vec<RankedText>,
 }
 
 /// Scores of generated answers.
@@ -170,6 +178,7 @@ pub struct Evaluation {
     examples: Vec<Example>,
     pairs: Vec<Pair>,
     vectors: Vec<f64>,
+    ranked: Vec<RankedText>,
 }
 
 impl Evaluation {
@@ -184,6 +193,7 @@ impl Evaluation {
             examples: Vec::new(),
             pairs: Vec::new(),
             vectors: Vec::new(),
+            ranked: Vec::new(),
         }
     }
 
@@ -240,6 +250,10 @@ impl Evaluation {
             let vectors = self.vectors(model, contrastive, batch, interrupted)?;
             return Ok(vectors.map(|vectors| Computed { vectors, ..Computed::default() }));
         }
+        if let Some((ranking, answers)) = &self.options.ranking {
+            let ranked = self.rank(model, (ranking, answers), batch, interrupted)?;
+            return Ok(ranked.map(|ranked| Computed { ranked, ..Computed::default() }));
+        }
         let lengths = batch.sources.iter().zip(batch.targets).enumerate();
         let rejected = |sample: usize| batch.rejected.get(sample).map_or(0, Vec::len);
         let lengths: Vec<_> = lengths
@@ -289,6 +303,7 @@ impl Evaluation {
         self.samples += batch.sources.len() as u64;
         self.pairs.extend(&computed.pairs);
         self.vectors.extend(&computed.vectors);
+        self.ranked.extend(&computed.ranked);
         // In the order of the batch, so that the examples do not depend on the cut.
         for (sample, answer) in computed.answers.iter().enumerate() {
             self.add_answer(batch, sample, answer, decode, show);
@@ -361,7 +376,7 @@ impl Evaluation {
             let Some(streams) = streams else { return Ok(None) };
             for (stream, losses) in streams.into_iter().enumerate() {
                 for (&sample, loss) in samples.iter().zip(losses) {
-                    compared[sample].is_desirable = batch.labels.get(sample).copied().unwrap_or_default();
+                    compared[sample].is_desirable = batch.labels.desirable.get(sample).copied().unwrap_or_default();
                     compared[sample].tokens[answer] = targets[sample].len() as f64;
                     compared[sample].stream(stream)[answer] = -loss;
                 }
@@ -416,6 +431,7 @@ impl Evaluation {
             generation,
             pairs: self.pairs,
             vectors: self.vectors,
+            ranked: self.ranked,
         })
     }
 }
@@ -464,7 +480,13 @@ mod tests {
             evaluation
                 .add(
                     model,
-                    &EvaluationBatch { sources, targets, references: None, rejected: &[], labels: &[] },
+                    &EvaluationBatch {
+                        sources,
+                        targets,
+                        references: None,
+                        rejected: &[],
+                        labels: RowLabels::default(),
+                    },
                     &decode,
                     &|| false,
                 )
@@ -523,7 +545,7 @@ mod tests {
             targets: &targets,
             references: Some(&references),
             rejected: &[],
-            labels: &[],
+            labels: RowLabels::default(),
         };
         evaluation.add(&model, &batch, &decode, &|| false).unwrap();
         let generation = evaluation.finish().unwrap().generation.unwrap();
@@ -541,8 +563,13 @@ mod tests {
     #[test]
     fn an_evaluation_asks_before_every_block_and_every_token_whether_to_end() {
         let (sources, targets) = samples();
-        let batch =
-            EvaluationBatch { sources: &sources, targets: &targets, references: None, rejected: &[], labels: &[] };
+        let batch = EvaluationBatch {
+            sources: &sources,
+            targets: &targets,
+            references: None,
+            rejected: &[],
+            labels: RowLabels::default(),
+        };
         let model = model();
         let mut questions = 0;
         loop {
@@ -565,7 +592,8 @@ mod tests {
         let (sources, targets) = samples();
         let mut evaluation = Evaluation::new(options(4));
         for (targets, references) in [(&targets[1..], None), (&targets[..], Some(&[String::new()][..]))] {
-            let batch = EvaluationBatch { sources: &sources, targets, references, rejected: &[], labels: &[] };
+            let batch =
+                EvaluationBatch { sources: &sources, targets, references, rejected: &[], labels: RowLabels::default() };
             assert!(matches!(evaluation.add(&model(), &batch, &decode, &|| false), Err(Error::BatchShape { .. })));
         }
     }

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::groups::Group;
 use crate::optimizer::OptimizerOptions;
 use crate::preference::Preference;
+use crate::ranking::Ranking;
 use crate::rule::check_from_zero;
 use crate::schedule::Schedule;
 
@@ -108,6 +109,9 @@ pub struct TrainerOptions {
     /// A loss of vectors in place of the cross-entropy, for an encoder: sources are anchors, and targets the texts beside them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contrastive: Option<Contrastive>,
+    /// A loss of rankings in place of the cross-entropy: targets are one token, and rows are lists of texts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranking: Option<Ranking>,
     /// The optimizer. Checkpoints of earlier versions knew Adafactor alone.
     #[serde(alias = "adafactor")]
     pub optimizer: OptimizerOptions,
@@ -137,6 +141,7 @@ impl Default for TrainerOptions {
             preference: None,
             distillation: None,
             contrastive: None,
+            ranking: None,
             optimizer: OptimizerOptions::default(),
             groups: Vec::new(),
             schedule: Schedule::CONSTANT,
@@ -149,7 +154,13 @@ impl Default for TrainerOptions {
 impl TrainerOptions {
     /// The terms that are minimised beside the cross-entropy.
     pub fn token_loss(&self) -> TokenLoss {
-        TokenLoss { z_loss: self.z_loss, label_smoothing: self.label_smoothing }
+        let is_logit = self.ranking.is_some_and(|of| of.loss.is_of_logits());
+        TokenLoss { z_loss: self.z_loss, label_smoothing: self.label_smoothing, is_logit }
+    }
+
+    /// Whether a pass before each step gives each sample's loss a weight.
+    pub fn weighs_samples(&self) -> bool {
+        self.preference.is_some() || self.ranking.is_some_and(|of| of.weighs())
     }
 
     /// Whether steps ask a model beside the trained one ([`crate::Trainer::compare_with`]).
@@ -199,6 +210,7 @@ impl TrainerOptions {
         self.validate_preference()?;
         self.validate_distillation()?;
         self.validate_contrastive()?;
+        self.validate_ranking()?;
         self.groups.iter().try_for_each(validate_group)?;
         if self.master_weights != MasterWeights::F32 && self.precision != Precision::Bf16 {
             let expected = "`f32` unless `train.precision` is `bf16`";
@@ -244,6 +256,16 @@ impl TrainerOptions {
         let beside = [("train.z_loss", self.z_loss), ("train.label_smoothing", self.label_smoothing)];
         match beside.into_iter().find(|(_, value)| *value != 0.0) {
             Some((key, value)) => Err(Error::invalid_option(key, "0 beside `distill.teacher`", value)),
+            None => Ok(()),
+        }
+    }
+
+    fn validate_ranking(&self) -> Result<()> {
+        let Some(Ranking { weights, .. }) = self.ranking else { return Ok(()) };
+        check_from_zero(&weights.map(|weight| ("task.class_weights", weight)))?;
+        let beside = [("train.z_loss", self.z_loss), ("train.label_smoothing", self.label_smoothing)];
+        match beside.into_iter().find(|(_, value)| *value != 0.0) {
+            Some((key, value)) => Err(Error::invalid_option(key, "0 beside `ranking.loss`", value)),
             None => Ok(()),
         }
     }

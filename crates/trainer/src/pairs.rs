@@ -6,13 +6,13 @@
 //! takes all of them through each block together, so that weights in files are read once. A reference that is a model of its own computes
 //! one micro-batch at a time.
 
-use t5::{EvalContext, MicroBatch, T5};
-
-use std::ops::Range;
+use t5::{EvalContext, MicroBatch, StepContext, T5};
 
 use crate::error::{Error, Result};
 use crate::parallel::Parallel;
 use crate::preference::{Pair, Preference, PreferenceStats};
+use crate::ranking::RowLabels;
+use crate::stats::StepStats;
 use crate::trainer::{Batch, StepPlan, Trainer, gather, lengths};
 
 /// The last answer of the processes before this one, or of all, among those that have any.
@@ -82,25 +82,65 @@ impl Trainer {
         self.compare(preference, (&pairs, labels), (&cut, 2 * first_row), plan, interrupted)
     }
 
-    /// The weight of each sample of a step of this process, and the numbers of the whole batch, from the pairs of this process.
+    /// The weight of each sample of a step of this process, where the loss is one of preferences or of rankings. `None` if `interrupted`
+    /// returned true.
     ///
     /// # Errors
-    /// The pairs of a process are an error. Then all processes fail.
-    pub(crate) fn weigh(
+    /// The samples of a process are an error. Then all processes fail.
+    pub(crate) fn weigh_samples(
         &self,
-        preference: &Preference,
-        mine: Result<Vec<Pair>>,
-    ) -> Result<(Vec<f64>, PreferenceStats)> {
-        let (mine, all) = match self.parallel() {
-            None => mine.map(|mine| (0..mine.len(), mine))?,
-            Some(parallel) => of_all(parallel, mine)?,
-        };
-        if all.is_empty() {
-            return Ok((Vec::new(), PreferenceStats::default()));
+        (batch, labels): (&Batch, RowLabels),
+        (cut, first_sample): (&[Vec<usize>], usize),
+        (plan, cx): (&StepPlan, &StepContext),
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Weighed>> {
+        if let Some(of) = self.options.ranking.as_ref().filter(|of| of.weighs()) {
+            let mine = self.rank((batch, labels), (cut, first_sample), (plan, cx), interrupted).transpose();
+            let Some(mine) = mine else { return Ok(None) };
+            let (loss, weights) = self.weigh_texts(of, mine.map_err(Error::before_any_change))?;
+            return Ok(Some(Weighed { weights: Some(weights), ranking: Some(loss), ..Weighed::default() }));
         }
-        let (weights, stats) = preference.of_batch(&all);
-        let samples = if preference.loss.has_labels() { 1 } else { 2 };
-        Ok((weights[mine].iter().flat_map(|of_pair| &of_pair[..samples]).copied().collect(), stats))
+        let Some(of) = &self.options.preference else { return Ok(Some(Weighed::default())) };
+        let compared = match of.loss.has_labels() {
+            false => self.compare(of, (batch, &[]), (cut, first_sample), plan, interrupted),
+            true => self.compare_mismatched(of, (batch, labels.desirable), first_sample, plan, interrupted),
+        };
+        let Some(mine) = compared.transpose() else { return Ok(None) };
+        let numbers = mine.map_err(Error::before_any_change);
+        let numbers = numbers.map(|mine| mine.iter().flat_map(Pair::numbers).collect::<Vec<f64>>());
+        let (all, mine) = self.numbers_of_all(numbers)?;
+        let all: Vec<Pair> = all.as_chunks().0.iter().copied().map(Pair::of).collect();
+        if all.is_empty() {
+            let (weights, preference) = (Some(Vec::new()), Some(PreferenceStats::default()));
+            return Ok(Some(Weighed { weights, preference, ..Weighed::default() }));
+        }
+        let (weights, stats) = of.of_batch(&all);
+        let samples = if of.loss.has_labels() { 1 } else { 2 };
+        let mine = mine.start / Pair::NUMBERS..mine.end / Pair::NUMBERS;
+        let weights = weights[mine].iter().flat_map(|of_pair| &of_pair[..samples]).copied().collect();
+        Ok(Some(Weighed { weights: Some(weights), preference: Some(stats), ranking: None }))
+    }
+}
+
+/// What the pass before a step says.
+#[derive(Debug, Default)]
+pub(crate) struct Weighed {
+    /// The weight of each sample's loss; `None`: the step minimises their mean.
+    pub weights: Option<Vec<f64>>,
+    preference: Option<PreferenceStats>,
+    ranking: Option<f64>,
+}
+
+impl Weighed {
+    /// Notes the loss of the batch.
+    pub fn note(&self, stats: &mut StepStats) {
+        if let Some(preference) = self.preference {
+            (stats.loss, stats.objective) = (preference.cross_entropy, Some(preference.loss));
+            stats.preference = Some(preference);
+        }
+        if let Some(loss) = self.ranking {
+            (stats.loss, stats.objective, stats.ranking) = (loss, None, Some(loss));
+        }
     }
 }
 
@@ -136,21 +176,4 @@ pub(crate) fn losses(
         losses.extend(of_pass);
     }
     Ok(Some(losses.chunks(count.max(1)).map(<[Vec<f64>]>::concat).collect()))
-}
-
-/// The pairs of all processes in the order of the batch, and the range of those of this process. If a process failed, all do.
-fn of_all(parallel: &Parallel, mine: Result<Vec<Pair>>) -> Result<(Range<usize>, Vec<Pair>)> {
-    let pairs = mine.as_ref().map_or(&[][..], Vec::as_slice);
-    let mut said = vec![u8::from(mine.is_err())];
-    said.extend(pairs.iter().flat_map(Pair::numbers).flat_map(f64::to_le_bytes));
-    let all = parallel.group().gather(&said).map_err(Error::from)?;
-    let mine = mine?.len();
-    if all.iter().any(|said| said[0] != 0) {
-        return Err(Error::DeviceMemoryElsewhere);
-    }
-    let before = &all[..parallel.group().rank()];
-    let first = before.iter().map(|said| said.len() / (Pair::NUMBERS * size_of::<f64>())).sum();
-    let numbers = all.iter().flat_map(|said| said[1..].as_chunks().0).map(|number| f64::from_le_bytes(*number));
-    let numbers: Vec<f64> = numbers.collect();
-    Ok((first..first + mine, numbers.as_chunks().0.iter().copied().map(Pair::of).collect()))
 }

@@ -331,11 +331,11 @@ impl Mean {
     }
 }
 
-fn sigmoid(z: f64) -> f64 {
+pub(crate) fn sigmoid(z: f64) -> f64 {
     1.0 / (1.0 + (-z).exp())
 }
 
-fn log_sigmoid(z: f64) -> f64 {
+pub(crate) fn log_sigmoid(z: f64) -> f64 {
     z.min(0.0) - (-z.abs()).exp().ln_1p()
 }
 

@@ -20,6 +20,8 @@ pub struct StepStats {
     pub preference: Option<PreferenceStats>,
     /// The numbers of [`crate::contrastive`], if the step minimises such a loss. [`StepStats::loss`] is then that loss.
     pub contrastive: Option<ContrastiveStats>,
+    /// The loss of [`crate::ranking`], if the step minimises one. [`StepStats::loss`] is then that loss.
+    pub ranking: Option<f64>,
     /// The learning rate, before Adafactor's `scale_parameter`.
     pub lr: f64,
     /// The global L2 norm of the gradient, before clipping.

@@ -2,6 +2,8 @@
 //!
 //! The texts of a row follow each other: anchor, positive, negative. Rows with a negative come as two samples with the same source.
 
+use std::ops::Range;
+
 use t5::{Pooling, StepContext, T5};
 
 use crate::contrastive::{Contrastive, ContrastiveStats};
@@ -65,7 +67,7 @@ pub(crate) fn vectors(
     cx: &StepContext,
     interrupted: &dyn Fn() -> bool,
 ) -> Result<Option<Vec<f64>>> {
-    let width = model.config().d_model;
+    let width = model.config().vector_width();
     let mut vectors = vec![0.0; texts.sources.len() * width];
     for samples in cut {
         let micro_batch = gather(texts, samples, first, model)?;
@@ -102,9 +104,15 @@ impl Trainer {
         contrastive: &Contrastive,
         mine: Result<Vec<f64>>,
     ) -> Result<(ContrastiveStats, Vec<f64>)> {
-        let width = self.model().config().d_model;
+        let (all, mine) = self.numbers_of_all(mine)?;
+        let (stats, gradients) = contrastive.of_batch(&all, self.model().config().vector_width());
+        Ok((stats, gradients[mine].to_vec()))
+    }
+
+    /// Some numbers of all processes in their order, and the range of those of this process. If a process failed, all do.
+    pub(crate) fn numbers_of_all(&self, mine: Result<Vec<f64>>) -> Result<(Vec<f64>, Range<usize>)> {
         let Some(parallel) = self.parallel() else {
-            return mine.map(|vectors| contrastive.of_batch(&vectors, width));
+            return mine.map(|mine| (0..mine.len(), mine)).map(|(range, mine)| (mine, range));
         };
         let mut said = vec![u8::from(mine.is_err())];
         said.extend(mine.as_ref().into_iter().flatten().flat_map(|value| value.to_le_bytes()));
@@ -115,7 +123,6 @@ impl Trainer {
         }
         let before: usize = all[..parallel.group().rank()].iter().map(|said| said.len() / size_of::<f64>()).sum();
         let values = all.iter().flat_map(|said| said[1..].as_chunks().0).map(|value| f64::from_le_bytes(*value));
-        let (stats, gradients) = contrastive.of_batch(&values.collect::<Vec<_>>(), width);
-        Ok((stats, gradients[before..before + count].to_vec()))
+        Ok((values.collect(), before..before + count))
     }
 }

@@ -41,6 +41,7 @@ use crate::error::{Error, Result};
 use crate::optimizer::Optimizer;
 use crate::options::{MasterWeights, TrainerOptions};
 use crate::parallel::{Parallel, Sharding};
+use crate::ranking::RowLabels;
 use crate::state::TrainerState;
 use crate::stats::{Score, StepOutcome, StepStats};
 use crate::update::{Update, Verdict};
@@ -124,7 +125,7 @@ impl Trainer {
         let counter =
             Counter::new(model.config(), precisions, options.dropout, &|spec| trained.contains(spec.name.as_str()))?
                 .minimising(options.token_loss());
-        let counter = if options.preference.is_some() { counter.weighing_samples() } else { counter };
+        let counter = if options.weighs_samples() { counter.weighing_samples() } else { counter };
         let counter = match &options.contrastive {
             Some(of) => counter.pulling_vectors(of.pooling),
             None => counter,
@@ -234,20 +235,21 @@ impl Trainer {
         plan: &StepPlan,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<StepOutcome> {
-        self.step_of_labels((batch, &[]), shards, plan, interrupted)
+        self.step_of_labels((batch, RowLabels::default()), shards, plan, interrupted)
     }
 
-    /// As [`Trainer::step_of_shards`], where each sample has a label, if the loss is one of labels: whether its target is desirable.
+    /// As [`Trainer::step_of_shards`], where samples have labels, if the loss is one of labels.
     ///
     /// # Errors
     /// As [`Trainer::step_of_shards`].
-    pub fn step_of_labels(
+    pub fn step_of_labels<'a>(
         &mut self,
-        (batch, labels): (&Batch, &[bool]),
+        (batch, labels): (&Batch, impl Into<RowLabels<'a>>),
         shards: &[usize],
         plan: &StepPlan,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<StepOutcome> {
+        let labels = labels.into();
         if batch.sources.len() != batch.targets.len() {
             return Err(Error::BatchShape { sources: batch.sources.len(), targets: batch.targets.len() });
         }
@@ -271,6 +273,7 @@ impl Trainer {
             objective: None,
             preference: None,
             contrastive: None,
+            ranking: None,
             lr: self.options.optimizer.resolved_learning_rate(self.optimizer.updates(), factor),
             grad_norm: 0.0,
             target_tokens: 0,
@@ -301,19 +304,6 @@ impl Trainer {
         self.model.repeat_micro_batches(plan.levers.repeats);
         // Without others, the pass may end here; with others, all end together.
         let stops = || self.parallel.is_none() && interrupted();
-        let weighed = match &self.options.preference {
-            None => None,
-            Some(of) => {
-                let compared = match of.loss.has_labels() {
-                    false => self.compare(of, (batch, &[]), (&cut, share.first_sample), plan, &stops),
-                    true => self.compare_mismatched(of, (batch, labels), share.first_sample, plan, &stops),
-                };
-                match compared.transpose() {
-                    None => return Ok(StepOutcome::Interrupted),
-                    Some(mine) => Some(self.weigh(of, mine.map_err(Error::before_any_change))?),
-                }
-            }
-        };
         let cx = StepContext {
             seed: self.options.seed,
             step: self.step,
@@ -325,6 +315,8 @@ impl Trainer {
             target_tokens: stats.target_tokens,
             token_loss: self.options.token_loss(),
         };
+        let weighed = self.weigh_samples((batch, labels), (&cut, share.first_sample), (plan, &cx), &stops)?;
+        let Some(weighed) = weighed else { return Ok(StepOutcome::Interrupted) };
         let pulled = match &contrastive {
             None => None,
             Some(of) => {
@@ -370,12 +362,10 @@ impl Trainer {
                     _ => micro_batch,
                 };
                 let pulled = pulled.as_ref().zip(contrastive.as_ref());
-                Ok(match (&weighed, pulled) {
-                    (Some((weights, _)), _) => {
-                        micro_batch.weighted(samples.iter().map(|&sample| weights[sample]).collect())
-                    }
+                Ok(match (&weighed.weights, pulled) {
+                    (Some(weights), _) => micro_batch.weighted(samples.iter().map(|&sample| weights[sample]).collect()),
                     (None, Some(((_, gradients), of))) => {
-                        let width = model.config().d_model;
+                        let width = model.config().vector_width();
                         let of_text = |&text: &usize| &gradients[text * width..][..width];
                         micro_batch.pulled(of.pooling, samples.iter().flat_map(of_text).copied().collect())
                     }
@@ -400,10 +390,7 @@ impl Trainer {
         (stats.loss, stats.grad_norm) = (update.loss, update.grad_norm);
         let has_objective = cx.token_loss != TokenLoss::default() || self.options.distillation.is_some();
         stats.objective = has_objective.then_some(update.objective);
-        if let Some((_, preference)) = &weighed {
-            (stats.loss, stats.objective) = (preference.cross_entropy, Some(preference.loss));
-            stats.preference = Some(*preference);
-        }
+        weighed.note(&mut stats);
         if let Some((contrastive, _)) = &pulled {
             (stats.loss, stats.contrastive) = (contrastive.loss, Some(*contrastive));
         }

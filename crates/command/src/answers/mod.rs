@@ -1,5 +1,8 @@
 //! Answers of a trained model, for the commands that give them.
 
+pub mod batches;
 pub mod inference;
 pub mod predictions;
 pub mod prompts;
+pub mod ranker;
+pub mod vectors;

@@ -120,6 +120,8 @@ impl ColumnFlags {
             label: None,
             is_of_words: false,
             is_of_vectors: false,
+            ranked: None,
+            query: None,
         }
     }
 }

@@ -20,11 +20,13 @@ pub struct ScoreArgs {
     /// File of rows, each with a query and a text (.parquet, .jsonl, .json, .csv, .tsv)
     #[arg(long, value_name = "FILE")]
     pub pairs: PathBuf,
-    /// Text that the model reads, with columns of the file in braces
-    #[arg(long, value_name = "TEXT", default_value = "Query: {query} Document: {text} Relevant:")]
-    pub template: String,
-    /// Answer whose probability is the score, and the answer that it is compared with; each is one token
-    #[arg(long, value_name = "YES,NO", value_delimiter = ',', num_args = 1, default_value = "true,false")]
+    /// Text that the model reads, with columns of the file in braces [default: that of the model's run, or `Query: {query} Document: {text}
+    /// Relevant:`]
+    #[arg(long, value_name = "TEXT")]
+    pub template: Option<String>,
+    /// Answer whose probability is the score, and the answer that it is compared with, each one token; or one token whose logit is the
+    /// score, as RankT5 has it [default: those of the model's run, or true,false]
+    #[arg(long, value_name = "YES,NO", value_delimiter = ',', num_args = 1)]
     pub answers: Vec<String>,
     /// Column of how relevant a text is, 0 for not at all: MRR@10 and NDCG@10 are then printed
     #[arg(long, value_name = "NAME", requires = "query_column")]

@@ -331,6 +331,7 @@ mod tests {
         let stats = |graph_micro_batches| StepStats {
             preference: None,
             contrastive: None,
+            ranking: None,
             step: 1,
             loss: 0.0,
             objective: None,

@@ -180,7 +180,11 @@ fn apply_run<'a>(values: &mut Values, trained: impl Iterator<Item = &'a Path>, d
     const OF_VECTORS: [&str; 4] =
         ["task.name", "train.batch_size", "train.batch_size_per_device", "train.gradient_accumulation_steps"];
     let is_of_vectors = |name: &str| has_vectors && (OF_VECTORS.contains(&name) || name.starts_with("embedding."));
-    let is_of_task = |name: &str| ALSO.contains(&name) || is_of_preference(name) || is_of_vectors(name);
+    // The same model may be one of texts.
+    let ranks = of_run.text("task.name").is_some_and(|name| name == "ranking");
+    let is_of_ranking = |name: &str| ranks && (name.starts_with("task.") || name.starts_with("ranking."));
+    let is_of_task =
+        |name: &str| ALSO.contains(&name) || is_of_preference(name) || is_of_vectors(name) || is_of_ranking(name);
     let is_wanted = |name: &str| is_of_task(name) || decodes(name) || has_columns && is_column(name);
     if has_vectors && !has_columns && of_run.text("data.negative_column").is_some() {
         values.set(

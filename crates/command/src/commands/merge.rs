@@ -11,6 +11,7 @@ use trainer::checkpoint::export_merged;
 use crate::cli::export_flags::MergeArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::outputs;
+use crate::files::sentence_transformers::Modules;
 use crate::model::model_directory;
 use crate::screen::report;
 
@@ -22,6 +23,10 @@ pub fn merge(flags: &MergeArgs) -> Outcome<()> {
     check_output(&flags.output, flags.result.force, &[&base, &adapter])?;
     outputs::make_directory_of(&flags.output)?;
     let merged = export_merged(&base, &adapter, flags.dtype.map(Into::into), &flags.output)?;
+    if let Some(modules) = Modules::of_run([flags.adapter.as_path(), &adapter].into_iter()) {
+        let config = t5::Config::from_file(&flags.output.join("config.json"))?;
+        modules.write(&flags.output, config.vector_width())?;
+    }
     let peak = SystemProbe::new().snapshot()?.peak_rss;
     if merged.parts_head {
         report::warn(

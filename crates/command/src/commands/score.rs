@@ -1,24 +1,23 @@
 //! `train_low_mem score`: how well each text answers its query, by a reranker.
 //!
-//! A model of text answers with one of two words, and the score is the logarithm of the first one's share of both probabilities (monoT5,
-//! Nogueira et al., 2020). Of a model of numbers, the number is the score. Rows are read as a stream, a window of them is sorted by length, and
-//! the scores are written in the order of the rows.
+//! Rows are read as a stream, and the scores of a [`Ranker`] are written in the order of the rows.
 
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use dataloader::{Side, Tokenizer};
 use durable_files::AtomicFile;
-use memory_policy::{counted, plural};
+use memory_policy::plural;
 use row_files::Template;
 use serde_json::{Value, json};
 use t5::peft::AdapterDirectory;
-use t5::{AnswerShape, Config, EvalContext, Head, MicroBatch, T5};
+use t5::{Config, EvalContext};
 use text_metrics::ranking::Ranking;
 
-use crate::answers::inference::{Asked, Shape};
+use crate::answers::batches::{self, Room, Sources};
+use crate::answers::inference::Asked;
 use crate::answers::prompts::{self, Inputs, Source};
+use crate::answers::ranker::{self, OfRun, Ranker};
 use crate::cli::score_flags::ScoreArgs;
 use crate::config::PricesFrom;
 use crate::failure::{Failure, Outcome};
@@ -29,21 +28,26 @@ use crate::model::model_directory::{self, Adapted};
 use crate::screen::report;
 use crate::screen::stop::{self, Stop};
 
-/// The rows that are sorted together, in batches of rows of full length.
-const BATCHES_SORTED_TOGETHER: usize = 16;
-
 /// Writes the scores.
 pub fn score(flags: &ScoreArgs) -> Outcome<()> {
-    if flags.max_source_tokens < 2 {
-        return Err(Failure::usage("`--max-source-tokens`: expected at least 2, for one token and EOS"));
-    }
-    let template = Template::parse(&flags.template)
-        .map_err(|problem| Failure::usage(format!("`--template`: {problem}")).hint("such as `{query} [SEP] {text}`"))?;
+    batches::check_length(flags.max_source_tokens)?;
+    let parse = |text: &str| {
+        let problem =
+            |problem| Failure::usage(format!("`--template`: {problem}")).hint("such as `{query} [SEP] {text}`");
+        Template::parse(text).map_err(problem)
+    };
+    let given = flags.template.as_deref().map(parse).transpose()?;
     let stop = Stop::on_signals()?;
     stop.ends_with(stop::without_result);
     let mut stages = Stages::begin()?;
     let device = device::named(flags.device.as_deref())?;
     let Adapted { directory, adapter } = model_directory::find_as_trained(&flags.model, flags.adapter.as_deref())?;
+    let of_run = OfRun::find(flags.adapter.as_deref().into_iter().chain([flags.model.as_path()]));
+    let template = match given {
+        Some(template) => template,
+        None => parse(of_run.template.as_deref().unwrap_or(ranker::USUAL_TEMPLATE))?,
+    };
+    let answers = if flags.answers.is_empty() { of_run.answers() } else { flags.answers.clone() };
     let mut config = Config::from_file(&directory.join("config.json"))?;
     if let Some(adapter) = &adapter {
         config = AdapterDirectory::model_below(adapter, &config)?;
@@ -51,7 +55,7 @@ pub fn score(flags: &ScoreArgs) -> Outcome<()> {
     }
     let tokenizer = model_directory::tokenizer(&directory)?;
     model_directory::check_size(&config, &tokenizer)?;
-    let way = Way::of(&config, &tokenizer, &flags.answers)?;
+    let ranker = Ranker::of(&config, &tokenizer, &answers, "--answers")?;
     stages.ends(stages::TOKENIZER)?;
     let asked = Asked {
         directory: &directory,
@@ -71,14 +75,10 @@ pub fn score(flags: &ScoreArgs) -> Outcome<()> {
     }
     let source = Source { flags: "--template", given: None, of_run: None, usual: "text" };
     let inputs = Inputs { typed: &[], file: Some(&flags.pairs), source, text: &flags.text };
-    let window = flags.batch_samples.max(1) * BATCHES_SORTED_TOGETHER;
+    let window = batches::window(flags.batch_samples);
+    let held = (window * (4 * flags.max_source_tokens + 256)) as u64;
     let (planned, limits) = asked.plan_to_read(inputs, flags.weights.budgets()?, |within| {
-        let held = (window * (4 * flags.max_source_tokens + 256)) as u64;
-        let text = 2 * prompts::MAX_PROMPT_BYTES as u64 + within.bytes;
-        Shape {
-            prompts: planner::Reading { rows: held + text, batch: held },
-            ..Shape::of_answers(flags.batch_samples.max(1), flags.max_source_tokens, AnswerShape::greedy(1))
-        }
+        batches::shape(flags.batch_samples, flags.max_source_tokens, held, within)
     })?;
     if flags.weights.dry_run {
         return report::result(&planned.bill());
@@ -88,20 +88,17 @@ pub fn score(flags: &ScoreArgs) -> Outcome<()> {
         outputs::remove_leftovers_beside(path);
         stop.remove_at_end(|| Ok::<_, Failure>(AtomicFile::create(path)?), AtomicFile::leftover)
     };
-    let samples = planned.plan.step.evaluation_samples.max(1);
     let activations = trainer::Precision::from(flags.precision).activations();
-    let scorer = Scorer { model: &model, way, samples, context: EvalContext { activations, loss_chunk_rows: samples } };
+    let context = EvalContext { activations, loss_chunk_rows: planned.plan.step.evaluation_samples.max(1) };
+    let room = Room::of(&planned, flags.max_source_tokens)?;
+    let score = |sources: &[&[u32]]| room.compute(sources, 1, &mut |batch| ranker.scores(&model, batch, context));
+    let mut sources = Sources::new(&tokenizer, config.prefix(), &config, flags.max_source_tokens);
     let mut scored = Scored { file: flags.output.as_deref().map(begin).transpose()?, ..Scored::default() };
-    let (began, mut waiting, mut tokens, mut cut) = (Instant::now(), Vec::with_capacity(window), 0_u64, 0_u64);
+    let (began, mut waiting) = (Instant::now(), Vec::with_capacity(window));
     for row in prompts::cells(inputs, &columns, limits)? {
         let cells = row?;
         let value = |name: &str| columns.iter().position(|column| *column == name).map_or("", |at| cells[at].as_str());
-        let room = flags.max_source_tokens - 1;
-        let side = tokenizer.truncation_side().unwrap_or(Side::Right);
-        let (mut source, is_cut) = tokenizer.encode_prompt(config.prefix(), &template.fill(value), room, side)?;
-        source.extend(config.eos_token_ids.first().copied());
-        tokens += source.len() as u64;
-        cut += u64::from(is_cut);
+        let source = sources.source(&template.fill(value))?;
         let gain = match &flags.label_column {
             None => None,
             Some(column) => Some((value(flags.query_column.as_deref().unwrap_or_default()).to_owned(), {
@@ -115,23 +112,17 @@ pub fn score(flags: &ScoreArgs) -> Outcome<()> {
         };
         waiting.push((source, gain));
         if waiting.len() == window {
-            scored.add(&scorer, &std::mem::take(&mut waiting))?;
+            scored.add(&score, &std::mem::take(&mut waiting))?;
         }
     }
-    scored.add(&scorer, &waiting)?;
+    scored.add(&score, &waiting)?;
     scored.end_query();
     let seconds = began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
     if let Some(file) = scored.file.take() {
         file.commit()?;
     }
-    if cut > 0 {
-        report::note(&format!(
-            "{} of {} had more than {} tokens and were cut; `--max-source-tokens N` reads more",
-            counted(cut),
-            plural(scored.rows, "row"),
-            flags.max_source_tokens
-        ));
-    }
+    sources.note_cut();
+    let (tokens, cut) = (sources.tokens, sources.cut.0);
     #[expect(clippy::cast_precision_loss, reason = "counts of tokens")]
     let rate = tokens as f64 / seconds;
     let means = scored.ranking.means();
@@ -151,76 +142,6 @@ pub fn score(flags: &ScoreArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// How a model gives a score.
-enum Way {
-    /// The token of the answer, and that of the other one.
-    Answers([u32; 2]),
-    /// The number that it gives.
-    Number,
-}
-
-impl Way {
-    fn of(config: &Config, tokenizer: &Tokenizer, answers: &[String]) -> Outcome<Way> {
-        match &config.head {
-            Head::Sequence(labels) if labels.is_number => return Ok(Way::Number),
-            Head::Language => {}
-            head => {
-                let class = head.architecture(config.family);
-                return Err(Failure::unusable(format!("a {class} gives a pair of texts no score"))
-                    .hint("expected a model that answers, such as monoT5, or one of `task.name = \"regression\"`")
-                    .hint("an encoder has vectors: `train_low_mem embed`"));
-            }
-        }
-        let [yes, no] = answers else {
-            return Err(Failure::usage(format!("`--answers`: expected two, got {}", answers.len()))
-                .hint("`--answers true,false`"));
-        };
-        let token = |word: &String| match tokenizer.encode(word)?.as_slice() {
-            [token] => Ok(*token),
-            tokens => Err(Failure::usage(format!(
-                "`--answers`: `{word}` is {} for this model",
-                plural(tokens.len() as u64, "token")
-            ))
-            .hint("name words that are one token each, as they were trained")),
-        };
-        Ok(Way::Answers([token(yes)?, token(no)?]))
-    }
-}
-
-struct Scorer<'a> {
-    model: &'a T5,
-    way: Way,
-    /// The most samples at a time.
-    samples: usize,
-    context: EvalContext,
-}
-
-impl Scorer<'_> {
-    /// The scores of some sources, in their order.
-    fn scores(&self, sources: &[&[u32]]) -> Outcome<Vec<f64>> {
-        let numbers: Vec<u32> = (0..sources.len() as u32).collect();
-        let batch = |target: u32| -> Outcome<MicroBatch> {
-            let (target, config) = ([target], self.model.config());
-            let targets = vec![&target[..]; sources.len()];
-            Ok(MicroBatch::new(sources, &targets, &numbers, config, self.model.device())?)
-        };
-        let [yes, no] = match self.way {
-            Way::Answers(tokens) => tokens,
-            Way::Number => {
-                let numbers = self.model.class_logits(&batch(0)?, self.context.activations)?;
-                return Ok(numbers.into_iter().map(f64::from).collect());
-            }
-        };
-        let losses = |token: u32| -> Outcome<Vec<f64>> {
-            let losses = self.model.losses_of_samples(&[batch(token)?], &self.context, &|| false)?;
-            Ok(losses.unwrap_or_default().concat())
-        };
-        // The log-softmax over both: -log(1 + e^(yes - no)) of the losses.
-        let both = losses(yes)?.into_iter().zip(losses(no)?).map(|(yes, no)| yes - no);
-        Ok(both.map(|more| -(more.max(0.0) + (-more.abs()).exp().ln_1p())).collect())
-    }
-}
-
 /// The query of a row, and how relevant its text is.
 type Gain = Option<(String, f64)>;
 
@@ -236,14 +157,9 @@ struct Scored {
 
 impl Scored {
     /// Scores a window of rows and writes the scores.
-    fn add(&mut self, scorer: &Scorer, window: &[(Vec<u32>, Gain)]) -> Outcome<()> {
-        let mut order: Vec<usize> = (0..window.len()).collect();
-        order.sort_by_key(|&row| std::cmp::Reverse(window[row].0.len()));
-        let mut scores = vec![0.0; window.len()];
-        for batch in order.chunks(scorer.samples) {
-            let sources: Vec<&[u32]> = batch.iter().map(|&row| window[row].0.as_slice()).collect();
-            batch.iter().zip(scorer.scores(&sources)?).for_each(|(&row, score)| scores[row] = score);
-        }
+    fn add(&mut self, score: &dyn Fn(&[&[u32]]) -> Outcome<Vec<f64>>, window: &[(Vec<u32>, Gain)]) -> Outcome<()> {
+        let sources: Vec<&[u32]> = window.iter().map(|(source, _)| source.as_slice()).collect();
+        let scores = score(&sources)?;
         let mut lines = String::new();
         for (score, (_, gain)) in scores.iter().zip(window) {
             let line: Value = json!({"row": self.rows, "score": score});

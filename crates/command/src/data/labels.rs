@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use dataloader::words_and_labels;
+use dataloader::{Tokenizer, words_and_labels};
+use memory_policy::plural;
 use row_files::{BadRows, Conversion, Settings};
 
 use crate::config::task::Task;
@@ -56,5 +57,17 @@ pub fn of(conversion: &Conversion, file: &Path, task: Task) -> Outcome<Vec<Strin
         1 => Err(Failure::unusable(format!("{}: every row has the label `{}`", file.display(), labels[0]))
             .hint("a classifier needs rows with two labels or more")),
         _ => Ok(labels),
+    }
+}
+
+/// The token of an answer.
+pub fn token(tokenizer: &Tokenizer, word: &str, setting: &str) -> Outcome<u32> {
+    match tokenizer.encode(word)?.as_slice() {
+        [token] => Ok(*token),
+        tokens => Err(Failure::usage(format!(
+            "`{setting}`: `{word}` is {} for this model",
+            plural(tokens.len() as u64, "token")
+        ))
+        .hint("name words that are one token each, as they were trained")),
     }
 }

@@ -224,7 +224,7 @@ pub fn task(config: &Config, model: &t5::Config) -> Task {
 /// The labels of a run's rows, in the order of their indices; none: the task has none. A model's own labels stay, if the rows have no others.
 fn labels_of(config: &Config, model: &t5::Config, train: &Part) -> Outcome<Vec<String>> {
     let task = task(config, model);
-    if matches!(task, Task::TextToText | Task::Regression | Task::Embedding) {
+    if matches!(task, Task::TextToText | Task::Regression | Task::Embedding | Task::Ranking) {
         return Ok(Vec::new());
     }
     let own = model.head.labels().filter(|_| Task::of(&model.head) == task);
@@ -253,6 +253,8 @@ pub fn chosen(columns: &Columns) -> Chosen {
         label: of.label,
         is_of_words: false,
         is_of_vectors: false,
+        ranked: of.ranked,
+        query: of.query,
     }
 }
 
@@ -267,6 +269,17 @@ fn denoiser(of: &config::Denoiser) -> Denoiser {
     Denoiser { noise, prefix: of.prefix.clone(), weight: of.weight }
 }
 
+/// The targets of relevant texts and of others.
+fn answers(config: &Config, tokenizer: &Tokenizer) -> Outcome<[u32; 2]> {
+    let of = config.ranking.iter().flat_map(|of| &of.answers);
+    let tokens = of.map(|answer| labels::token(tokenizer, answer, "ranking.answers")).collect::<Outcome<Vec<_>>>()?;
+    match tokens.as_slice() {
+        [first, .., last] => Ok([*first, *last]),
+        &[one] => Ok([one; 2]),
+        [] => Err(Failure::internal("a ranking without answers")),
+    }
+}
+
 impl Reading {
     /// The task, by the config's name.
     pub fn task(&self) -> config::Objective {
@@ -275,7 +288,8 @@ impl Reading {
             | Objective::Preference { .. }
             | Objective::Labelled { .. }
             | Objective::Labels { .. }
-            | Objective::LabelsOfWords { .. } => config::Objective::TextToText,
+            | Objective::LabelsOfWords { .. }
+            | Objective::Lists { .. } => config::Objective::TextToText,
             Objective::SpanCorruption { .. } | Objective::Denoising { .. } => config::Objective::Denoising,
         }
     }
@@ -309,7 +323,7 @@ impl Reading {
             return Err(Failure::unusable("an encoder is trained on texts that belong together: a query and a positive text in each row")
                 .hint("`--set task.name=embedding`, with `data.prompt_column` and `data.response_column` if they have other names"));
         }
-        let has_labels = !matches!(task, Task::TextToText | Task::Embedding);
+        let has_labels = !matches!(task, Task::TextToText | Task::Embedding | Task::Ranking);
         if has_labels && (is_text || data.chosen.preference.is_some()) {
             return Err(Failure::unusable("the training files have no labels, which `task.name` asks for")
                 .hint("name the columns with `data.prompt_column` and `data.response_column`"));
@@ -320,6 +334,7 @@ impl Reading {
         train.is_in_place = in_place.is_some();
         let columns = in_place.unwrap_or_else(|| match is_text {
             true => vec!["text".to_owned()],
+            false if task == Task::Ranking => ["texts", "labels"].map(str::to_owned).to_vec(),
             false if data.chosen.preference.is_some() => ["prompt", "chosen", "rejected"].map(str::to_owned).to_vec(),
             false if data.chosen.has_labels => ["prompt", "completion", "label"].map(str::to_owned).to_vec(),
             false => vec!["prompt".to_owned(), "response".to_owned()],
@@ -345,6 +360,12 @@ impl Reading {
                 Task::TextToText | Task::Embedding => {
                     Objective::TextToText { prompt_column: next(), response_column: next() }
                 }
+                Task::Ranking => Objective::Lists {
+                    texts_column: next(),
+                    labels_column: next(),
+                    answers: answers(config, tokenizer)?,
+                    most: config.ranking.as_ref().map_or(1, |of| of.list_size),
+                },
                 Task::TokenClassification => {
                     Objective::LabelsOfWords { words_column: next(), labels_column: next(), labels }
                 }

@@ -140,6 +140,37 @@ pub fn row(conversion: &Conversion, [prompt, response]: [String; 2], rejected: O
     if conversion.is_text() { vec![response] } else { [prompt, response].into_iter().chain(rejected).collect() }
 }
 
+/// What is noticed about lists of texts.
+fn list_notes(counts: &Counts) -> Vec<String> {
+    let lists = |count: u64| plural(count, "list");
+    let all = [
+        (
+            counts.lists.lone_texts,
+            format!(
+                "{} of {} have one text: nothing is compared with it",
+                lists(counts.lists.lone_texts),
+                counted(counts.train + counts.validation)
+            ),
+        ),
+        (
+            counts.lists.cut_texts,
+            format!(
+                "lists were longer than `ranking.list_size` and lost {} with the lowest labels",
+                plural(counts.lists.cut_texts, "text")
+            ),
+        ),
+        (
+            counts.lists.queries_again,
+            format!(
+                "{} of a query that had one before, such as `{}`: its texts are not compared with those; sort the rows by query",
+                lists(counts.lists.queries_again),
+                run_report::figures::clipped(counts.lists.first_query_again.as_deref().unwrap_or_default(), 60)
+            ),
+        ),
+    ];
+    all.into_iter().filter(|(count, _)| *count > 0).map(|(_, note)| note).collect()
+}
+
 /// Rows whose quotes may mean something else: a name, their number, and a sentence with the first of them.
 pub fn quote_notes(counts: &Counts) -> Vec<(&'static str, u64, String)> {
     let Some((path, notes)) = &counts.notes else { return Vec::new() };
@@ -305,6 +336,7 @@ fn parquet_of(
             plural(counts.read, "row")
         ));
     }
+    list_notes(&counts).iter().for_each(|note| report::warn(&format!("{key}: {note}")));
     for (_, rows, note) in quote_notes(&counts) {
         report::warn(&format!("{key}: {}: {note}", plural(rows, "row")));
     }
@@ -460,6 +492,7 @@ pub fn counts_json(counts: &Counts) -> Value {
         "kept_of_files": counts.kept_of_files,
         "malformed": counts.malformed, "empty": counts.empty, "cleaned": counts.cleaned,
         "labels": counts.labels.counts().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        "lists_of_one_text": counts.lists.lone_texts, "texts_cut_from_lists": counts.lists.cut_texts, "queries_again": counts.lists.queries_again,
         "duplicates": counts.duplicates, "shortened_chats": counts.shortened_chats,
         "left_out_turns": counts.left_out_turns, "chats_with_more": counts.chats_with_more, "train": counts.train, "validation": counts.validation,
         "first_skipped": counts.first_bad.as_ref().map(ToString::to_string),

@@ -8,7 +8,9 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use t5::Pooling;
 
+use crate::config;
 use crate::failure::{Failure, Outcome};
+use crate::files::run_dir;
 
 const MODULES: &str = "modules.json";
 const POOLING: &str = "1_Pooling";
@@ -117,6 +119,25 @@ impl Dense {
 }
 
 impl Modules {
+    /// How vectors are made: as the first run that made one of these says, or else as the model's directory does.
+    ///
+    /// # Errors
+    /// As [`Modules::read`].
+    pub fn of<'a>(directory: &Path, trained: impl Iterator<Item = &'a Path>) -> Outcome<Modules> {
+        match Modules::of_run(trained) {
+            Some(modules) => Ok(modules),
+            None => Ok(Modules::read(directory)?.unwrap_or_default()),
+        }
+    }
+
+    /// How the first run that made one of these made vectors; `None`: it made none.
+    pub fn of_run<'a>(trained: impl Iterator<Item = &'a Path>) -> Option<Modules> {
+        let (_, values) = run_dir::values_of(trained)?.ok()?;
+        let of = config::embedding::from_values(&values).ok()??;
+        let max_tokens = values.integer("data.max_source_tokens").and_then(|most| usize::try_from(most).ok());
+        Some(Modules { pooling: of.pooling, normalizes: of.normalizes, max_tokens, dense: None })
+    }
+
     /// Reads the files of a directory. `None`: they are not there.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ use crate::files::run_dir::{RunDir, is_own_name};
 use crate::run::open::Opened;
 use crate::run::resume::{checkpoint_to_resume, is_finished};
 use crate::run::session::{FirstModel, Parts, Session};
-use crate::run::{faster_device, setup, target_machine};
+use crate::run::{faster_device, options, setup, target_machine};
 use crate::screen::stop::Stop;
 use crate::screen::{report, stop};
 
@@ -89,7 +89,9 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let stop = session.stop.clone();
     let began = Instant::now();
     let plan = session.step_plan();
-    let outcome = session.trainer.step_of_labels((&samples, &batch.labels), &shards, &plan, &|| stop.requested())?;
+    let outcome = session
+        .trainer
+        .step_of_labels((&samples, options::row_labels(&batch)), &shards, &plan, &|| stop.requested())?;
     let took = began.elapsed();
     let stats = match outcome {
         StepOutcome::Done(stats) => stats,

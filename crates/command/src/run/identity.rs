@@ -48,6 +48,10 @@ pub fn identity(config: &Config, opened: &Opened, sources: &Sources) -> Value {
     if let Some(embedding) = &config.embedding {
         identity["model"]["embedding"] = json!(embedding);
     }
+    if let Some(ranking) = &config.ranking {
+        identity["model"]["ranking"] =
+            json!({"loss": ranking.of.loss.name(), "answers": ranking.answers, "weights": ranking.of.weights});
+    }
     // Checkpoints from before there were two sides do not name theirs.
     if opened.reading.truncation_side == Side::Left {
         identity["data"]["data.truncation_side"] = json!("left");

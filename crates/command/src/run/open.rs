@@ -380,7 +380,7 @@ pub fn loader_options(config: &Config, opened: &Opened) -> LoaderOptions {
         epochs: config.train.epochs,
         max_source_tokens: config.data.max_source_tokens,
         max_target_tokens: match opened.reading.objective {
-            Objective::Labels { .. } => 2,
+            Objective::Labels { .. } | Objective::Lists { .. } => 2,
             Objective::LabelsOfWords { .. } => config.data.max_source_tokens,
             _ => config.data.max_target_tokens,
         },

@@ -1,10 +1,12 @@
 //! Converts the config to the options of an evaluation. This module makes no decisions.
 
+use dataloader::Objective;
 use planner::Plan;
 pub use run_plan::options::{answers, master_weights, trainer_options};
 use t5::{Head, Labels};
 use text_metrics::Metric;
 use text_metrics::bleu::Tokenization;
+use trainer::ranking::{Ranking, RowLabels};
 
 use crate::config::{Config, keys};
 use crate::run::open::{self, Opened};
@@ -32,8 +34,22 @@ pub fn evaluation(config: &Config, opened: &Opened, plan: &Plan) -> Settings {
         reference: None,
         labels: opened.model.head.labels().cloned(),
         contrastive: config.embedding.clone().map(|of| (of, config.train.batch_size)),
+        ranking: ranking(config, opened),
         loader: open::loader_options(config, opened),
     }
+}
+
+/// The loss of rankings, and the tokens that a score is made of.
+fn ranking(config: &Config, opened: &Opened) -> Option<(Ranking, Vec<u32>)> {
+    let (of, Objective::Lists { answers, .. }) = (config.ranking.as_ref()?, &opened.reading.objective) else {
+        return None;
+    };
+    Some((of.of, answers[..of.answers.len()].to_vec()))
+}
+
+/// What the rows of a batch say beside their texts.
+pub fn row_labels(batch: &dataloader::Batch) -> RowLabels<'_> {
+    RowLabels { desirable: &batch.labels, lists: &batch.lists, gains: &batch.gains }
 }
 
 /// The scores of evaluations: those of the config, or else the usual ones of the model's answers.
@@ -42,6 +58,7 @@ fn metrics(config: &Config, head: &Head) -> Vec<Metric> {
     let is_default = config.values.setting(key).value == keys::default(key);
     let are_spans = |labels: &Labels| labels.names.iter().any(|name| name.starts_with("B-") || name.starts_with("I-"));
     match head {
+        _ if config.ranking.is_some() => Vec::new(),
         _ if !is_default => config.train.eval_metrics.clone(),
         Head::Language => config.train.eval_metrics.clone(),
         // Vectors are scored by what they find.

@@ -110,6 +110,10 @@ fn data(config: &Config, opened: &Opened) -> String {
             let (count, numbers) = (labels.len(), without_names(labels));
             format!("words of `{words_column}` to the {count} labels of `{labels_column}`{numbers}{spans}")
         }
+        Objective::Lists { most, .. } => {
+            let loss = config.ranking.as_ref().map_or("", |of| of.of.loss.name());
+            format!("lists of texts ranked by `{loss}`, at most {most} texts each")
+        }
         Objective::SpanCorruption { text_column, .. } => format!("span corruption of `{text_column}`"),
         Objective::Denoising { text_column, denoisers } => match denoisers.as_slice() {
             [Denoiser { noise: Noise::PrefixLm { .. }, .. }] => format!("the beginning of `{text_column}` to its end"),

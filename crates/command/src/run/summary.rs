@@ -82,8 +82,12 @@ fn next(run: &Session, model: &Path) -> Vec<String> {
         None => format!("--model {model}"),
     };
     let is_pretraining = reading.task() == Objective::Denoising;
+    let score = config.ranking.is_some().then(|| {
+        let part = reading.validation.as_ref().unwrap_or(&reading.train);
+        format!("{program} score {answering} --pairs {}", quoted(&part.originals[0]))
+    });
     // A classifier makes no text, and a model that fills gaps answers no prompt yet.
-    let makes_text = run.opened.model.head.is_language() && !is_pretraining;
+    let makes_text = run.opened.model.head.is_language() && !is_pretraining && score.is_none();
     let generate = makes_text.then(|| format!("{program} generate {answering} --prompt {prompt}"));
     let embed = reading.is_of_vectors.then(|| {
         let part = reading.validation.as_ref().unwrap_or(&reading.train);
@@ -92,7 +96,7 @@ fn next(run: &Session, model: &Path) -> Vec<String> {
         let (input, vectors) = (quoted(&part.originals[0]), quoted(&config.run.output_dir.join("vectors.npy")));
         format!("{program} embed {answering} --input {input}{column} --output {vectors}")
     });
-    let mut commands: Vec<String> = generate.into_iter().chain(embed).collect();
+    let mut commands: Vec<String> = generate.into_iter().chain(embed).chain(score).collect();
     // `eval` takes the columns from the run, and rows that were split off are parquet.
     let text = settings_of_text(config);
     let of_rows = reading.validation.as_ref().map_or("", |_| text.as_str());
@@ -100,7 +104,7 @@ fn next(run: &Session, model: &Path) -> Vec<String> {
     let output = &config.run.output_dir;
     commands.push(match of_adapter {
         Some(_) => format!("{program} merge {answering} --output {}", quoted(&output.join("merged"))),
-        None if reading.is_of_vectors => return commands,
+        None if reading.is_of_vectors || config.ranking.is_some() => return commands,
         None if is_pretraining => {
             let tuned = quoted(&unused_beside(output));
             format!(

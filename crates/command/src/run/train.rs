@@ -19,7 +19,7 @@ use crate::machine::ledger::Ledger;
 use crate::machine::processes::{OptionalGroup, Processes};
 use crate::run::resume::{checkpoint_to_resume, is_finished};
 use crate::run::session::{Parts, Session, StepTimes, copies_so_far};
-use crate::run::{faster_device, setup, summary, target_machine};
+use crate::run::{faster_device, options, setup, summary, target_machine};
 use crate::screen::output;
 use crate::screen::stop::{self, Stop};
 
@@ -138,7 +138,10 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
         let stop = run.stop.clone();
         let outcome = loop {
             let plan = run.step_plan();
-            match run.trainer.step_of_labels((&samples, &batch.labels), &shards, &plan, &|| stop.requested()) {
+            match run
+                .trainer
+                .step_of_labels((&samples, options::row_labels(&batch)), &shards, &plan, &|| stop.requested())
+            {
                 Err(error) if run.recover_from_oom(&error)? => {} //               the same batch, with a smaller plan
                 outcome => break outcome?,
             }
@@ -192,7 +195,7 @@ fn finish(run: &mut Session) -> Outcome<()> {
     if let (Some(of), None) = (&run.config.embedding, &run.opened.model.lora) {
         let max_tokens = Some(run.config.data.max_source_tokens);
         let modules = Modules { pooling: of.pooling, normalizes: of.normalizes, max_tokens, dense: None };
-        modules.write(&run.run.model(&run.opened.model), run.opened.model.d_model)?;
+        modules.write(&run.run.model(&run.opened.model), run.opened.model.vector_width())?;
     }
     run.keep_evaluation(best.as_ref())?;
     run.run.finish(run.trainer.step_count(), run.history())?;

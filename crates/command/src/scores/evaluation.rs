@@ -9,6 +9,7 @@ use std::sync::{Arc, Once};
 
 use collective::Group;
 use dataloader::{Batch, DataLoader, LoaderOptions, Position, Tokenizer};
+use memory_policy::plural;
 use parquet_dataset::Dataset;
 use planner::{NOTHING_AHEAD, RowCounts, in_file_order};
 use run_report::visible;
@@ -16,9 +17,11 @@ use serde_json::{Value, json};
 use t5::{EvalContext, GenerateOptions, T5};
 use text_metrics::Metric;
 use text_metrics::labels::Labels;
+use trainer::RowLabels;
 use trainer::contrastive::{Contrastive, Retrieval};
 use trainer::evaluate::{Answered, Computed, EvaluateOptions, Evaluation, EvaluationBatch, EvaluationReport, Example};
 use trainer::preference::{Preference, PreferenceStats};
+use trainer::ranking::{Ranking, RankingStats};
 
 use crate::failure::{Failure, Outcome};
 use crate::files::metrics::number;
@@ -57,6 +60,8 @@ pub struct Settings {
     pub labels: Option<t5::Labels>,
     /// The loss of vectors, of as many rows at a time.
     pub contrastive: Option<(Contrastive, usize)>,
+    /// The loss of rankings, and the tokens that a score is made of.
+    pub ranking: Option<(Ranking, Vec<u32>)>,
     /// The stream of rows: objective, lengths, bad rows. Order, epochs and batch size are set here.
     pub loader: LoaderOptions,
 }
@@ -90,6 +95,8 @@ pub struct Figures {
     pub preference: Option<PreferenceStats>,
     /// How well vectors find each other.
     pub retrieval: Option<Retrieval>,
+    /// How well texts are ranked.
+    pub ranking: Option<RankingStats>,
 }
 
 /// Callbacks of an evaluation, and the processes that share it.
@@ -236,7 +243,7 @@ impl Round {
         for batch in 0..group.map_or(1, Group::size) {
             let seen = seen + round.rows;
             let Some(made) = (if seen < rows { loader.next_batch()? } else { None }) else { break };
-            let length = made.len().min(usize::try_from(rows - seen).unwrap_or(usize::MAX));
+            let length = made.row_count().min(usize::try_from(rows - seen).unwrap_or(usize::MAX));
             // Generated rows come first, so a batch has at most one border in it.
             let border = usize::try_from(generated_rows.saturating_sub(seen)).unwrap_or(usize::MAX).min(length);
             let parts = [(true, 0..border, seen), (false, border..length, seen.saturating_sub(generated_rows))];
@@ -313,7 +320,7 @@ impl Settings {
         EvaluateOptions {
             micro_batch_samples: self.micro_batch_samples,
             context: EvalContext { activations: self.generate.activations, loss_chunk_rows: self.loss_chunk_rows },
-            generate: (generate && self.contrastive.is_none()).then_some(self.generate),
+            generate: (generate && self.contrastive.is_none() && self.ranking.is_none()).then_some(self.generate),
             metrics,
             settings: self.of_metrics,
             examples: self.examples,
@@ -322,6 +329,7 @@ impl Settings {
             reference: self.reference.clone(),
             labels: self.labels.clone(),
             contrastive: self.contrastive.as_ref().map(|(of, _)| of.clone()),
+            ranking: self.ranking.clone(),
         }
     }
 
@@ -334,12 +342,19 @@ impl Settings {
 
     /// Some rows of a batch.
     fn part<'a>(&self, batch: &'a Batch, range: &Range<usize>) -> EvaluationBatch<'a> {
+        let lists = batch.lists.get(range.clone()).unwrap_or_default();
+        let before: usize = batch.lists.iter().take(range.start).sum();
+        let samples = if lists.is_empty() { range.clone() } else { before..before + lists.iter().sum::<usize>() };
         EvaluationBatch {
-            sources: &batch.sources[range.clone()],
-            targets: &batch.targets[range.clone()],
-            references: self.has_references().then(|| &batch.texts[range.clone()]),
-            rejected: batch.rejected.get(range.clone()).unwrap_or_default(),
-            labels: if batch.labels.is_empty() { &[] } else { &batch.labels[range.clone()] },
+            sources: &batch.sources[samples.clone()],
+            targets: &batch.targets[samples.clone()],
+            references: self.has_references().then(|| &batch.texts[samples.clone()]),
+            rejected: batch.rejected.get(samples.clone()).unwrap_or_default(),
+            labels: RowLabels {
+                desirable: batch.labels.get(samples.clone()).unwrap_or_default(),
+                lists,
+                gains: batch.gains.get(samples).unwrap_or_default(),
+            },
         }
     }
 
@@ -366,7 +381,9 @@ impl Figures {
         let retrieval = settings.contrastive.as_ref().filter(|_| !vectors.is_empty()).map(|(of, rows_of_a_step)| {
             of.retrieval(&vectors, vectors.len() / (rows * of.texts_of_a_row()), *rows_of_a_step)
         });
-        let loss = retrieval.map_or(loss, |of| of.loss);
+        let ranked = [generated.ranked.as_slice(), &scored.ranked].concat();
+        let ranking = settings.ranking.as_ref().filter(|_| !ranked.is_empty()).map(|(of, _)| of.stats(&ranked));
+        let loss = retrieval.map(|of| of.loss).or(ranking.map(|of| of.loss)).unwrap_or(loss);
         let (values, signatures, labels, examples) = match generated.generation {
             Some(answers) => (answers.values, answers.signatures, answers.labels, answers.examples),
             None => Default::default(),
@@ -385,6 +402,7 @@ impl Figures {
             examples,
             preference,
             retrieval,
+            ranking,
         }
     }
 
@@ -414,6 +432,7 @@ impl Figures {
             examples: tasks.iter().flat_map(|of| of.examples.iter().take(1).cloned()).collect(),
             preference: None,
             retrieval: None,
+            ranking: None,
         })
     }
 
@@ -447,10 +466,16 @@ impl Figures {
         if let Some((_, labels)) = self.labels.as_ref().and_then(class_scores::of) {
             json["classes"] = labels;
         }
-        for (name, value) in self.retrieval.iter().flat_map(retrieval_scores) {
+        for (name, value) in self.found() {
             json[name] = number(value);
         }
         json
+    }
+
+    /// The scores of what is found first, by their names in events.
+    fn found(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let ranked = self.ranking.map(|of| [("mrr@10", of.mrr), ("ndcg@10", of.ndcg)]);
+        self.retrieval.iter().flat_map(retrieval_scores).chain(ranked.into_iter().flatten())
     }
 
     /// The results in one line of text.
@@ -460,9 +485,10 @@ impl Figures {
             .iter()
             .filter_map(|metric| Some(format!("  {} {}", metric.title(), metric.shown(self.value(*metric)?))))
             .collect();
-        if let Some(of) = &self.retrieval {
-            let scores = retrieval_scores(of).map(|(name, value)| format!("  {name} {value:.4}")).concat();
-            return format!("loss {:.4}{scores}  ({} rows)", self.loss, self.samples);
+        if self.retrieval.is_some() || self.ranking.is_some() {
+            let scores: String = self.found().map(|(name, value)| format!("  {name} {value:.4}")).collect();
+            let lists = self.ranking.map_or_else(String::new, |of| format!("{}, ", plural(of.lists, "list")));
+            return format!("loss {:.4}{scores}  ({lists}{} rows)", self.loss, self.samples);
         }
         let preference = self.preference.as_ref().map_or_else(String::new, |of| {
             let preferred = of.accuracy.map_or_else(String::new, |share| format!("preferred {:.1} %  ", 100.0 * share));

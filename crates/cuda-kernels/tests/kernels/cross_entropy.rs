@@ -17,9 +17,16 @@ fn losses_and_gradients_are_those_of_the_cpu() {
             let hidden = Tensor::from_vec(vec![f32::NEG_INFINITY; 2], (2, 1), &Device::Cpu).unwrap();
             let finite = logits.to_dtype(from).unwrap();
             let logits = logits.slice_assign(&[0..2, 1..2], &hidden).unwrap().to_dtype(from).unwrap();
-            let (plain, both) = (TokenLoss::default(), TokenLoss { z_loss: 0.1, label_smoothing: 0.2 });
-            let ways =
-                [(false, false, plain), (true, false, plain), (true, from == to, plain), (true, from == to, both)];
+            let plain = TokenLoss::default();
+            let (both, of_logit) =
+                (TokenLoss { z_loss: 0.1, label_smoothing: 0.2, ..plain }, TokenLoss { is_logit: true, ..plain });
+            let ways = [
+                (false, false, plain),
+                (true, false, plain),
+                (true, from == to, plain),
+                (true, from == to, both),
+                (true, false, of_logit),
+            ];
             // The mean of logits is minus infinity where one of them is.
             let ways = ways.into_iter().filter(|(_, _, loss)| *loss == plain || width == 130 || width == 3300);
             for (wants_gradient, in_place, token) in ways {
@@ -34,8 +41,10 @@ fn losses_and_gradients_are_those_of_the_cpu() {
                         (_, true) => logits.pointer(),
                         _ => gradients.pointer(),
                     };
-                    let [z_loss, smoothing] = [token.z_loss, token.label_smoothing].map(Argument::of);
-                    let rest = [target, Argument::of(0.5f32), z_loss, smoothing, Argument::of(width as i32)];
+                    let of_log_z = if token.is_logit { 0.0 } else { 1.0 };
+                    let [of_log_z, z_loss, smoothing] =
+                        [of_log_z, token.z_loss, token.label_smoothing].map(Argument::of);
+                    let rest = [target, Argument::of(0.5f32), of_log_z, z_loss, smoothing, Argument::of(width as i32)];
                     let arguments = [&[logits.pointer(), labels.pointer(), losses.pointer()], &rest[..]].concat();
                     let name = format!("cross_entropy_{}_{}", suffix(from), suffix(to));
                     launch(&name, [4, 1, 1], 64, 32 * 4, &arguments, schedule);
@@ -49,7 +58,10 @@ fn losses_and_gradients_are_those_of_the_cpu() {
                 let (expected, gradients) =
                     t5_ops::logit_cross_entropy_backward(logits.copy().unwrap(), &labels, 0.5, token, None).unwrap();
                 for (loss, expected) in [(loss(0), expected.cross_entropy), (loss(2), expected.objective)] {
-                    assert!((loss - expected).abs() <= 1e-5 * expected, "{what}: expected {expected}, got {loss}");
+                    assert!(
+                        (loss - expected).abs() <= 1e-5 * expected.abs(),
+                        "{what}: expected {expected}, got {loss}"
+                    );
                 }
                 if wants_gradient {
                     let gradients = gradients.to_dtype(to).unwrap();

@@ -92,6 +92,10 @@ pub struct Columns {
     pub has_labels: bool,
     /// Column of the labels.
     pub label: Option<String>,
+    /// The most texts of a list, if texts are ranked.
+    pub ranked: Option<usize>,
+    /// Column that says which rows are a list.
+    pub query: Option<String>,
 }
 
 /// A task.
@@ -214,6 +218,8 @@ impl Data {
                 is_text: objective == Some(Objective::Denoising),
                 has_labels: preference.is_some_and(PreferenceLoss::has_labels),
                 label: values.text("data.label_column"),
+                query: values.text("data.query_column"),
+                ranked: (Task::from_values(values) == Some(Task::Ranking)).then(|| size(values, "ranking.list_size")),
                 preference: match (Task::from_values(values), preference.filter(|loss| !loss.has_labels())) {
                     (Some(Task::Embedding), _) => {
                         values.text("data.negative_column").map(|negative| [None, Some(negative)])

@@ -145,7 +145,9 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("model.base_precision", OneOf(&["int8", "nf4"]), NONE, "\"none\"", "quantise the frozen weights under an adapter, once, into OUTPUT/base-int8 or OUTPUT/base-nf4; none: use them as they are stored"),
     key("model.overrides", Table, &[], "{}", "config.json keys that override model.config, such as { num_layers = 4 }"),
 
-    key("task.name", OneOf(&["text-to-text", "classification", "regression", "token-classification", "embedding"]), AUTO, "\"auto\"", "what the model makes of a source: text, a label, a number, a label of each word, or a vector; auto: that of model.init_from, or text-to-text"),
+    key("task.name", OneOf(&["text-to-text", "classification", "regression", "token-classification", "embedding", "ranking"]), AUTO, "\"auto\"", "what the model makes of a source: text, a label, a number, a label of each word, a vector, or a rank among texts; auto: that of model.init_from, or text-to-text"),
+
+    key("task.class_weights", Table, &[], "{}", "weights of classes in the loss; of rankings those of relevant texts and of others, such as { true = 3 }; a class that is not named has 1"),
 
     key("data.train", Paths, &[], "[]", "training files: parquet, JSONL, JSON, CSV or TSV, plain, .gz or .zst; files, directories or globs; required"),
     key("data.validation", Paths, &[], "[]", "validation files, as data.train; empty: those that a directory of data.train names so, or no evaluation"),
@@ -154,7 +156,8 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("data.response_column", Name, AUTO, "\"auto\"", "column of the target text; auto: response, or a known form"),
     key("data.chosen_column", Name, AUTO, "\"auto\"", "with preference.loss: column of the chosen answers; auto: chosen"),
     key("data.rejected_column", Name, AUTO, "\"auto\"", "with preference.loss: column of the rejected answers; auto: rejected"),
-    key("data.label_column", Name, AUTO, "\"auto\"", "with preference.loss=kto: column that says whether an answer is desirable; auto: label"),
+    key("data.label_column", Name, AUTO, "\"auto\"", "column of labels: with preference.loss=kto, whether an answer is desirable; with task.name=ranking, how relevant a text is; auto: label, and for rankings also labels or relevance"),
+    key("data.query_column", Name, AUTO, "\"auto\"", "with task.name=ranking: column that says which rows, one after the other, are a list; auto: query_id, qid or the query itself; rows with lists need none"),
     key("data.negative_column", Name, NONE, "\"none\"", "with task.name=embedding: column of texts that do not belong to the query; none: the other texts of a step"),
     key("data.source_template", Name, AUTO, "\"auto\"", "source text from several columns, such as \"{subject}\\n{body}\"; {{ for a brace; instead of prompt_column"),
     key("data.target_template", Name, AUTO, "\"auto\"", "target text from several columns, as source_template"),
@@ -229,6 +232,10 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("distill.teacher", Name, NONE, "\"none\"", "larger model of the same vocabulary whose logits a student learns, read from its files: a Hugging Face directory, a run, or a hub id in the local cache; none: no teacher"),
     key("distill.alpha", Number(0.0, 1.0), &[], "0.5", "share of the teacher in the loss; the cross-entropy has the rest"),
     key("distill.temperature", Number(1e-3, 1e6), &[], "2.0", "logits of student and teacher are divided by this"),
+
+    key("ranking.loss", OneOf(&["monot5", "pointwise", "pairwise", "softmax"]), &[], "\"monot5\"", "loss of rankings: monot5 (one of two answers for each text), or RankT5's, of the logit of one token: pointwise, pairwise, or softmax over the list"),
+    key("ranking.answers", Parts, &[], "[]", "tokens that a score is made of; empty: true and false for monot5, or else <extra_id_10>"),
+    key("ranking.list_size", Integer(1, 1 << 16), &[], "36", "most texts of a list; a longer one loses those with the lowest labels"),
 
     key("embedding.loss", OneOf(&["mnr", "triplet"]), &[], "\"mnr\"", "loss of vectors: mnr (multiple negatives ranking, InfoNCE) finds the positive among all texts of a step, triplet compares with the row's negative"),
     key("embedding.temperature", Number(1e-6, 1e6), &[], "0.05", "mnr: cosines are divided by this; 0.05 is a scale of 20"),

@@ -29,6 +29,7 @@ pub mod parallel;
 pub mod paths;
 mod precedence;
 pub mod preference;
+pub mod ranking;
 pub mod surroundings;
 pub mod task;
 pub mod tasks;
@@ -70,6 +71,8 @@ pub struct Config {
     pub task: Option<task::Task>,
     /// `embedding.*`: the loss of vectors, if they are trained.
     pub embedding: Option<trainer::contrastive::Contrastive>,
+    /// `ranking.*`: the loss of lists of texts, if they are ranked.
+    pub ranking: Option<ranking::RankingSettings>,
     /// `preference.*`: the loss of pairs of answers, if there is one.
     pub preference: Option<trainer::preference::Preference>,
     /// `distill.*`: the share of a teacher in the loss, if there is one.
@@ -215,10 +218,14 @@ impl Config {
         }
     }
 
-    /// The samples of a step that a row gives: two where one answer is preferred to another, and each text where texts have vectors.
+    /// The samples of a step that a row gives: two where one answer is preferred to another, and each text where texts have
+    /// vectors or are ranked.
     pub fn samples_of_a_row(&self) -> usize {
         if let Some(of) = &self.embedding {
             return of.texts_of_a_row();
+        }
+        if let Some(of) = &self.ranking {
+            return of.list_size;
         }
         if self.preference.is_some_and(|of| !of.loss.has_labels()) { 2 } else { 1 }
     }
@@ -264,6 +271,7 @@ impl Config {
         let optimizer = Optimizer::from_values(&values, lora.is_some())?;
         let preference = preference::from_values(&values);
         let embedding = embedding::from_values(&values)?;
+        let ranking = ranking::from_values(&values)?;
         let schedule = Schedule {
             name: values.text("schedule.name").unwrap_or_default(),
             warmup_steps: values.integer("schedule.warmup_steps"),
@@ -296,6 +304,7 @@ impl Config {
             distillation: distill::from_values(&values),
             frozen: Frozen::from_values(&values),
             embedding,
+            ranking,
             task: task::Task::from_values(&values),
             optimizer,
             schedule,
@@ -387,6 +396,7 @@ impl Config {
         preference::check(self)?;
         distill::check(self)?;
         embedding::check(self)?;
+        ranking::check(self)?;
         Ok(())
     }
 }

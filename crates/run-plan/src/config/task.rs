@@ -17,6 +17,8 @@ pub enum Task {
     TokenClassification,
     /// A vector.
     Embedding,
+    /// How well a text answers a query.
+    Ranking,
 }
 
 impl Task {
@@ -27,6 +29,7 @@ impl Task {
             "regression" => Task::Regression,
             "token-classification" => Task::TokenClassification,
             "embedding" => Task::Embedding,
+            "ranking" => Task::Ranking,
             _ => Task::TextToText,
         })
     }
@@ -48,7 +51,7 @@ impl Task {
         let labels = || Labels::named(vec!["LABEL_0".into(), "LABEL_1".into()]);
         match self {
             _ if Task::of(head) == self => head.clone(),
-            Task::TextToText => Head::Language,
+            Task::TextToText | Task::Ranking => Head::Language,
             Task::Classification => Head::Sequence(labels()),
             Task::Regression => Head::Sequence(Labels::number()),
             Task::TokenClassification => Head::Tokens(labels()),

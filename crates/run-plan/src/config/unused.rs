@@ -34,7 +34,6 @@ const RULES: &[Rule] = &[
         keys: &[
             "data.chosen_column",
             "data.rejected_column",
-            "data.label_column",
             "preference.reference",
             "preference.beta",
             "preference.gamma",
@@ -58,6 +57,16 @@ const RULES: &[Rule] = &[
         why: "it is for `task.name = \"embedding\"`",
     },
     Rule {
+        keys: &["data.query_column", "ranking.loss", "ranking.answers", "ranking.list_size", "task.class_weights"],
+        has_effect: |config, _| config.ranking.is_some(),
+        why: "it is for `task.name = \"ranking\"`",
+    },
+    Rule {
+        keys: &["data.label_column"],
+        has_effect: |config, _| config.ranking.is_some() || config.preference.is_some_and(|of| of.loss.has_labels()),
+        why: "it is for `task.name = \"ranking\"` and for `preference.loss = \"kto\"`",
+    },
+    Rule {
         keys: &["embedding.temperature"],
         has_effect: |config, _| config.embedding.as_ref().is_none_or(|of| of.loss == ContrastiveLoss::Mnr),
         why: "it is for `embedding.loss = \"mnr\"`",
@@ -68,7 +77,7 @@ const RULES: &[Rule] = &[
         why: "it is for `embedding.loss = \"triplet\"`",
     },
     Rule {
-        keys: &["data.label_column", "preference.desirable_weight", "preference.undesirable_weight"],
+        keys: &["preference.desirable_weight", "preference.undesirable_weight"],
         has_effect: |config, _| config.preference.is_none_or(|of| of.loss.has_labels()),
         why: "it is for `preference.loss = \"kto\"`",
     },

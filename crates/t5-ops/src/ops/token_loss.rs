@@ -8,6 +8,8 @@
 //! gradient      = (1 + 2 z log Z) softmax(l) - (1 - s) one-hot(y) - s / V
 //! ```
 //!
+//! Where the logit alone is a score (`is_logit`), log Z is left out of the cross-entropy, of the objective and of the gradient's softmax.
+//!
 //! s is `label_smoothing` as in `torch.nn.CrossEntropyLoss`: the share s of the label is divided among all V entries. z is `z_loss`, which
 //! keeps log Z near zero (Chowdhery et al., 2022, arXiv 2204.02311, section 5; T5's own code has it as well).
 
@@ -21,12 +23,29 @@ pub struct TokenLoss {
     pub z_loss: f64,
     /// The share of the label that is divided among all entries, below 1.
     pub label_smoothing: f64,
+    /// Whether the loss of a token is minus its logit, without log Z.
+    pub is_logit: bool,
 }
 
 impl TokenLoss {
+    /// What a pass without gradients measures: the cross-entropy without other terms, or minus the logit.
+    pub fn alone(&self) -> Self {
+        Self { is_logit: self.is_logit, ..Self::default() }
+    }
+
+    /// The factor of log Z in the cross-entropy.
+    pub(crate) fn of_log_z(&self) -> f64 {
+        if self.is_logit { 0.0 } else { 1.0 }
+    }
+
     /// The factor of the softmax in the gradient of a row with this `log Z`.
     pub(crate) fn of_softmax(&self, log_z: f64) -> f64 {
-        1.0 + 2.0 * self.z_loss * log_z
+        self.of_log_z() + 2.0 * self.z_loss * log_z
+    }
+
+    /// Whether that factor is 1 in every row.
+    pub(crate) fn has_plain_softmax(&self) -> bool {
+        self.z_loss == 0.0 && !self.is_logit
     }
 
     /// What the label's entry of the gradient loses beside [`TokenLoss::of_each`].
@@ -42,7 +61,7 @@ impl TokenLoss {
     /// Cross-entropy and objective of a row with this `log Z`, logit of the label and mean of all logits. Without smoothing the mean is not
     /// used.
     pub(crate) fn of_row(&self, log_z: f64, of_label: f64, mean: impl FnOnce() -> f64) -> LossSums {
-        let cross_entropy = log_z - of_label;
+        let cross_entropy = if self.is_logit { -of_label } else { log_z - of_label };
         let mut objective = cross_entropy;
         if self.label_smoothing != 0.0 {
             objective += self.label_smoothing * (of_label - mean());

@@ -4,12 +4,20 @@ use candle_core::{DType, Device, Tensor};
 use t5_ops::Distillation;
 
 use super::T5;
+use crate::config::Config;
 use crate::context::StepContext;
 use crate::error::Result;
 use crate::micro_batch::{MicroBatch, Taught, pad};
 use crate::pooling::Pooling;
 use crate::step::inference::infer;
 use crate::step::schedule::Outline;
+
+impl Config {
+    /// The numbers of a vector of the encoder.
+    pub fn vector_width(&self) -> usize {
+        self.gemma.as_ref().map_or(self.d_model, |gemma| gemma.encoder.width)
+    }
+}
 
 impl T5 {
     /// A vector of each source, one after the other: the encoder's output (B, S, D) as `pooling` takes it, with length 1 if `is_normalized`.

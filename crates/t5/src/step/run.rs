@@ -276,14 +276,13 @@ impl<'a, T: Ops> Step<'a, T> {
             Event::Loss { of } => {
                 for i in of.clone() {
                     let Some(z) = self.slots[i].x.take() else { continue };
-                    self.losses += self.network.loss(&z, &self.batches[i], self.cx.loss_chunk_rows)?.into();
+                    self.losses += self.network.loss(&z, &self.batches[i], &self.cx)?.into();
                 }
             }
             Event::LossOfSamples { of } => {
                 for i in of.clone() {
                     let Some(z) = self.slots[i].x.take() else { continue };
-                    let (labels, noise) = (&self.batches[i].labels, self.noise(i));
-                    self.of_samples.push(self.network.losses(&z, labels, self.cx.loss_chunk_rows, &noise)?);
+                    self.of_samples.push(self.network.losses(&z, &self.batches[i], &self.cx, &self.noise(i))?);
                 }
             }
             Event::Head { of } => {

@@ -3,6 +3,7 @@
 use t5::Answer;
 
 use crate::preference::Pair;
+use crate::ranking::RankedText;
 
 /// The model's results for a batch: all that an evaluation needs.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,6 +16,8 @@ pub struct Computed {
     pub pairs: Vec<Pair>,
     /// The vectors of the rows' texts, one after the other, if the model makes vectors.
     pub vectors: Vec<f64>,
+    /// The texts of lists with their scores, if the model ranks.
+    pub ranked: Vec<RankedText>,
 }
 
 impl Computed {
@@ -24,6 +27,8 @@ impl Computed {
         bytes.extend(self.losses.iter().flat_map(|loss| loss.to_le_bytes()));
         bytes.extend((self.pairs.len() as u64).to_le_bytes());
         bytes.extend(self.pairs.iter().flat_map(|pair| pair.numbers()).flat_map(f64::to_le_bytes));
+        bytes.extend((self.ranked.len() as u64).to_le_bytes());
+        bytes.extend(self.ranked.iter().flat_map(|text| text.numbers()).flat_map(f64::to_le_bytes));
         bytes.extend((self.vectors.len() as u64).to_le_bytes());
         bytes.extend(self.vectors.iter().flat_map(|value| value.to_le_bytes()));
         for answer in &self.answers {
@@ -40,14 +45,8 @@ impl Computed {
         let mut next = || words.next();
         let losses = (0..u64::from_le_bytes(next()?)).map(|_| Some(f64::from_le_bytes(next()?)));
         let losses = losses.collect::<Option<Vec<f64>>>()?;
-        let mut pairs = Vec::new();
-        for _ in 0..u64::from_le_bytes(next()?) {
-            let mut numbers = [0.0; Pair::NUMBERS];
-            for number in &mut numbers {
-                *number = f64::from_le_bytes(next()?);
-            }
-            pairs.push(Pair::of(numbers));
-        }
+        let pairs = numbers(&mut next)?.into_iter().map(Pair::of).collect();
+        let ranked = numbers(&mut next)?.into_iter().map(RankedText::of).collect();
         let vectors = (0..u64::from_le_bytes(next()?)).map(|_| Some(f64::from_le_bytes(next()?)));
         let vectors = vectors.collect::<Option<Vec<f64>>>()?;
         let mut answers = Vec::new();
@@ -56,8 +55,21 @@ impl Computed {
             let ids = (0..u64::from_le_bytes(length)).map(|_| u32::try_from(u64::from_le_bytes(next()?)).ok());
             answers.push(Answer { ids: ids.collect::<Option<_>>()?, score });
         }
-        Some(Self { losses, answers, pairs, vectors })
+        Some(Self { losses, answers, pairs, vectors, ranked })
     }
+}
+
+/// Groups of N numbers, behind their number.
+fn numbers<const N: usize>(next: &mut impl FnMut() -> Option<[u8; 8]>) -> Option<Vec<[f64; N]>> {
+    let mut groups = Vec::new();
+    for _ in 0..u64::from_le_bytes(next()?) {
+        let mut numbers = [0.0; N];
+        for number in &mut numbers {
+            *number = f64::from_le_bytes(next()?);
+        }
+        groups.push(numbers);
+    }
+    Some(groups)
 }
 
 #[cfg(test)]
@@ -74,6 +86,7 @@ mod tests {
                 answers,
                 pairs: vec![Pair { policy: [-1.5, -2.0], ..Pair::default() }],
                 vectors: vec![0.5, -3.0],
+                ranked: vec![RankedText { is_first: true, gain: 2.0, value: -0.5, score: 0.25 }],
             },
             Computed::default(),
         ] {

@@ -185,7 +185,7 @@ pub(super) fn loss(x: &Tensor, w: Weight, labels: &[u32], rows: &[u32], c: &Cros
         with_element!(x.dtype(), T, {
             // Without a second pass there is no reason to keep logits.
             let tiling = Tiling::new(Logits::Recomputed, rows.len(), v, c.chunk_rows);
-            let plain = CrossEntropy { token_loss: TokenLoss::default(), ..*c };
+            let plain = CrossEntropy { token_loss: c.token_loss.alone(), ..*c };
             let mut pass = Pass::<T>::new(x_view.slice::<T>()?, w, (v, d), labels, &plain, tiling);
             let sums = rows.chunks(tiling.chunk.max(1)).map(|rows| pass.statistics(rows));
             Ok(sums.sum::<LossSums>().cross_entropy)
@@ -443,7 +443,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
             if i >= n {
                 return 0.0;
             }
-            let of_row = if self.token_loss.z_loss == 0.0 {
+            let of_row = if self.token_loss.has_plain_softmax() {
                 scale
             } else {
                 (f64::from(scale) * self.token_loss.of_softmax(self.log_z(i))) as f32

@@ -112,7 +112,7 @@ pub(crate) fn rows_of_logits(
     let kernel = kernel.tensor(logits)?.tensor(labels)?.tensor(losses)?.tensor_or_null(gradients)?;
     // SAFETY: labels are within the vocabulary, and there are at least as many rows of logits and gradients, and losses, as labels.
     unsafe {
-        kernel.value(scale).value(loss.z_loss).value(loss.label_smoothing).size(width)?.launch(
+        kernel.value(scale).value(loss.of_log_z()).value(loss.z_loss).value(loss.label_smoothing).size(width)?.launch(
             [count, 1, 1],
             THREADS,
             32 * size_of::<f32>(),

@@ -48,7 +48,7 @@ impl Default for CrossEntropy {
     }
 }
 
-/// The sum of the cross-entropies, without gradients and without other terms.
+/// The sum of the cross-entropies, or of minus the labels' logits, without gradients and without other terms.
 pub fn linear_cross_entropy<'a>(x: &Tensor, w: impl Into<Weight<'a>>, labels: &[u32], c: &CrossEntropy) -> Result<f64> {
     let (w, op) = (w.into(), "linear_cross_entropy");
     let _span = tracing::debug_span!("linear_cross_entropy", flops = product_flops(w, labels)?).entered();

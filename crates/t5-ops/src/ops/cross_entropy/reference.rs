@@ -76,8 +76,8 @@ pub(super) fn gradients(
         let chunk = Chunk::new(x, &w, labels, rows, c)?;
         loss += chunk.loss()?;
         let mut softmax = chunk.logits.broadcast_sub(&chunk.lse)?.exp()?;
-        if token.z_loss != 0.0 {
-            softmax = softmax.broadcast_mul(&chunk.lse.affine(2.0 * token.z_loss, 1.0)?)?;
+        if !token.has_plain_softmax() {
+            softmax = softmax.broadcast_mul(&chunk.lse.affine(2.0 * token.z_loss, token.of_log_z())?)?;
         }
         if token.label_smoothing != 0.0 {
             softmax = softmax.affine(1.0, -token.of_each(softmax.dim(1)?))?;
@@ -129,9 +129,9 @@ impl Chunk {
 
     fn loss(&self) -> Result<LossSums> {
         let total = |x: &Tensor| x.to_dtype(DType::F64)?.sum_all()?.to_scalar::<f64>();
-        let TokenLoss { z_loss, label_smoothing } = self.token_loss;
+        let TokenLoss { z_loss, label_smoothing, is_logit } = self.token_loss;
         let of_label = self.logits.gather(&self.labels, 1)?;
-        let cross_entropy = total(&(&self.lse - &of_label)?)?;
+        let cross_entropy = if is_logit { -total(&of_label)? } else { total(&(&self.lse - &of_label)?)? };
         let mut objective = cross_entropy;
         if label_smoothing != 0.0 {
             objective += label_smoothing * total(&(of_label - self.logits.mean_keepdim(1)?)?)?;

@@ -8,11 +8,12 @@ fn scales(chunk_rows: usize) -> CrossEntropy {
 }
 
 /// No term beside the cross-entropy, each, and both.
-const TOKEN_LOSSES: [TokenLoss; 4] = [
-    TokenLoss { z_loss: 0.0, label_smoothing: 0.0 },
-    TokenLoss { z_loss: 0.3, label_smoothing: 0.0 },
-    TokenLoss { z_loss: 0.0, label_smoothing: 0.2 },
-    TokenLoss { z_loss: 0.1, label_smoothing: 0.4 },
+const TOKEN_LOSSES: [TokenLoss; 5] = [
+    TokenLoss { z_loss: 0.0, label_smoothing: 0.0, is_logit: false },
+    TokenLoss { z_loss: 0.3, label_smoothing: 0.0, is_logit: false },
+    TokenLoss { z_loss: 0.0, label_smoothing: 0.2, is_logit: false },
+    TokenLoss { z_loss: 0.1, label_smoothing: 0.4, is_logit: false },
+    TokenLoss { z_loss: 0.0, label_smoothing: 0.0, is_logit: true },
 ];
 
 fn some_labels(rows: usize, vocabulary: usize) -> Vec<u32> {
@@ -25,7 +26,7 @@ fn the_reference_agrees_with_finite_differences() {
     let mut numbers = Numbers::new(30);
     let (x, w) = (numbers.tensor(&[5, 3], DType::F64), numbers.tensor(&[7, 3], DType::F64));
     let labels = some_labels(5, 7);
-    for (chunk_rows, token_loss) in [1, 2, 100, 2].into_iter().zip(TOKEN_LOSSES) {
+    for (chunk_rows, token_loss) in [1, 2, 100, 2, 3].into_iter().zip(TOKEN_LOSSES) {
         let soft_cap = (chunk_rows == 2).then_some(0.8);
         let c = CrossEntropy { token_loss, soft_cap, ..scales(chunk_rows) };
         let dw = w.zeros_like().unwrap();

@@ -29,11 +29,11 @@ pub fn logit_cross_entropy_backward(
     let total = exponentials.sum_keepdim(1)?;
     let sum = |x: Tensor| (x * &counts)?.sum_all()?.to_dtype(candle_core::DType::F64)?.to_scalar::<f64>();
     let (log_z, of_label) = ((total.log()? + &largest)?, rows.gather(&chosen, 1)?);
-    let cross_entropy = sum((&log_z - &of_label)?)?;
+    let cross_entropy = sum((log_z.affine(token_loss.of_log_z(), 0.0)? - &of_label)?)?;
     let smoothed = sum((of_label - rows.mean_keepdim(1)?)?)? * token_loss.label_smoothing;
     let objective = cross_entropy + smoothed + token_loss.z_loss * sum(log_z.sqr()?)?;
     let gradient = exponentials.broadcast_div(&total)?;
-    let gradient = gradient.broadcast_mul(&log_z.affine(2.0 * token_loss.z_loss, 1.0)?)?;
+    let gradient = gradient.broadcast_mul(&log_z.affine(2.0 * token_loss.z_loss, token_loss.of_log_z())?)?;
     let gradient = gradient.affine(1.0, -token_loss.of_each(width))?;
     let of_label = counts.affine(-token_loss.of_label(), 0.0)?;
     let gradient = gradient.scatter_add(&chosen, &of_label, 1)?.broadcast_mul(&counts)?;

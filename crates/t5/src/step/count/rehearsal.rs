@@ -433,6 +433,7 @@ pub(super) fn batch(ledger: &Ledger, shape: Shape) -> MicroBatch<Counted> {
         samples: Vec::new(),
         weights: None,
         vectors: None,
+        answers: Vec::new(),
         skips_adapter: false,
         taught: None,
     }

@@ -1,0 +1,96 @@
+//! `ranking.*`: a loss of lists of texts, for `task.name = "ranking"`.
+
+use trainer::Sharding;
+use trainer::ranking::{Ranking, RankingLoss};
+
+use super::task::Task;
+use super::{Config, Objective, Values, size};
+use crate::failure::{Failure, Outcome};
+
+/// `ranking.*`
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankingSettings {
+    /// The loss.
+    pub of: Ranking,
+    /// The texts of the tokens that a score is made of: two answers, or one.
+    pub answers: Vec<String>,
+    /// The most texts of a list.
+    pub list_size: usize,
+}
+
+/// The settings in these values, if they train a ranking.
+///
+/// # Errors
+/// Another number of answers than the loss has; a weight of a class that rankings do not have.
+pub fn from_values(values: &Values) -> Outcome<Option<RankingSettings>> {
+    if Task::from_values(values) != Some(Task::Ranking) {
+        return Ok(None);
+    }
+    let name = values.text("ranking.loss").unwrap_or_default();
+    let loss = RankingLoss::named(&name).unwrap_or(RankingLoss::Monot5);
+    let usual: &[&str] = if loss.is_of_logits() { &["<extra_id_10>"] } else { &["true", "false"] };
+    let given = values.list("ranking.answers").unwrap_or_default();
+    let answers = if given.is_empty() { usual.iter().map(|answer| (*answer).to_owned()).collect() } else { given };
+    if answers.len() != usual.len() {
+        let expected = if loss.is_of_logits() { "one token" } else { "two answers" };
+        return Err(Failure::usage(format!(
+            "`ranking.answers` ({}): expected {expected} for `ranking.loss = \"{name}\"`, got {}",
+            values.origin("ranking.answers"),
+            answers.join(", ")
+        ))
+        .hint(format!("such as `--set ranking.answers={}`", usual.join(","))));
+    }
+    let weights = values.table("task.class_weights");
+    if let Some(class) = weights.keys().find(|class| !["true", "false"].contains(&class.as_str())) {
+        return Err(Failure::usage(format!("`task.class_weights`: rankings have no class `{class}`")).hint(
+            "`--set 'task.class_weights={ true = 3 }'` is the weight of relevant texts, `false` that of others",
+        ));
+    }
+    let number = |value: &toml::Value| value.as_float().or_else(|| value.as_integer().map(|number| number as f64));
+    let weight = |class: &str| match weights.get(class) {
+        None => Ok(1.0),
+        Some(value) => number(value).filter(|weight| weight.is_finite() && *weight >= 0.0).ok_or_else(|| {
+            Failure::usage(format!("`task.class_weights`: `{class}`: expected a number from 0 up, got {value}"))
+        }),
+    };
+    let weights = [weight("true")?, weight("false")?];
+    if loss.is_of_lists() && weights != [1.0; 2] {
+        return Err(Failure::usage(format!(
+            "`task.class_weights` weighs single texts, and `ranking.loss = \"{name}\"` compares them"
+        ))
+        .hint("`--set ranking.loss=pointwise`, or `monot5`"));
+    }
+    Ok(Some(RankingSettings { of: Ranking { loss, weights }, answers, list_size: size(values, "ranking.list_size") }))
+}
+
+/// Refuses settings that contradict the loss.
+///
+/// # Errors
+/// The contradiction.
+pub fn check(config: &Config) -> Outcome<()> {
+    if config.ranking.is_none() {
+        return Ok(());
+    }
+    let (values, origin) = (&config.values, config.values.origin("task.name"));
+    if config.preference.is_some() || config.data.objective == Some(Objective::Denoising) {
+        let key = if config.preference.is_some() { "preference.loss" } else { "data.objective" };
+        return Err(Failure::usage(format!("`task.name = \"ranking\"` ({origin}) has no `{key}`"))
+            .hint("leave out one of them"));
+    }
+    let beside = [("train.z_loss", config.train.z_loss), ("train.label_smoothing", config.train.label_smoothing)];
+    if let Some((key, value)) = beside.into_iter().find(|(_, value)| *value != 0.0) {
+        return Err(Failure::usage(format!(
+            "`{key}` ({}) is {value}, and a loss of rankings ({origin}) is computed without it",
+            values.origin(key)
+        ))
+        .hint(format!("`--set {key}=0`")));
+    }
+    if config.parallel.sharding == Sharding::Weights {
+        return Err(Failure::usage(format!(
+            "`parallel.shard = \"weights\"` ({}) cannot be combined with `task.name = \"ranking\"` ({origin}) yet",
+            values.origin("parallel.shard")
+        ))
+        .hint("`--set parallel.shard=gradients` divides all other state"));
+    }
+    Ok(())
+}
