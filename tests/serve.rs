@@ -284,3 +284,60 @@ fn bench_serve_measures_each_batch_within_its_budget() {
     let refused = scene.run(&["bench"]).expect_code(2);
     assert!(refused.err.contains("--model"), "{}", refused.err);
 }
+
+#[test]
+fn documents_are_ranked_as_score_does_and_texts_have_the_vectors_of_embed() {
+    let scene = Scene::new();
+    let row =
+        |at: usize, label: u8| json!({"qid": at / 2, "query": "find a", "text": format!("a {at}"), "label": label});
+    let rows = (0..8).map(|at| format!("{}\n", row(at, u8::from(at % 2 == 0)))).collect::<String>();
+    scene.write("rows.jsonl", &rows);
+    let train = ["--set", "data.train=[\"rows.jsonl\"]", "--max-steps", "1", "--set", "train.epochs=9"];
+    let ranking = ["--set", "task.name=ranking", "--set", "ranking.answers=7,8", "--output", "rank"];
+    scene.run(&short(&[&train[..], &ranking].concat())).expect_code(0);
+    let scored = scene.run(&["score", "--model", "rank", "--pairs", "rows.jsonl"]).expect_code(0).out;
+    let scores = scored.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON")["score"].as_f64());
+    let scores: Vec<f64> = scores.flatten().collect();
+    let server = start_with(&scene, "rank", &[]);
+    let documents: Vec<String> = (0..8).map(|at| format!("a {at}")).collect();
+    let (status, ranked) = server.post("/v1/rerank", &json!({"query": "find a", "documents": documents, "top_n": 3}));
+    let results = ranked["results"].as_array().expect("results");
+    assert_eq!((status, results.len()), (200, 3), "{ranked}");
+    for (place, result) in results.iter().enumerate() {
+        let (index, score) = (result["index"].as_u64().expect("a place") as usize, result["relevance_score"].as_f64());
+        assert!((score.expect("a number") - scores[index].exp()).abs() < 1e-5, "{ranked}, {scores:?}");
+        let better = scores.iter().filter(|other| **other > scores[index] + 1e-5).count();
+        assert!(better <= place, "{ranked}, {scores:?}");
+    }
+    assert_eq!(server.post("/v1/embeddings", &json!({"input": "a"})).1["error"]["code"], "not_supported");
+    server.end().expect_code(0);
+    let vectors = ["--set", "task.name=embedding", "--set", "embedding.normalize=true", "--output", "vectors"];
+    let columns = ["--set", "data.prompt_column=query", "--set", "data.response_column=text"];
+    scene.run(&short(&[&train[..], &vectors, &columns].concat())).expect_code(0);
+    let embed = ["embed", "--model", "vectors", "--input", "rows.jsonl", "--output", "v.jsonl"];
+    scene.run(&embed).expect_code(0);
+    let written = String::from_utf8(scene.read("v.jsonl")).expect("UTF-8");
+    let server = start_with(&scene, "vectors", &[]);
+    let (status, answer) = server.post("/v1/embeddings", &json!({"input": documents}));
+    assert_eq!((status, answer["data"].as_array().map(Vec::len)), (200, Some(8)), "{answer}");
+    for (line, given) in written.lines().zip(answer["data"].as_array().expect("a list")) {
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        let both =
+            line["embedding"].as_array().expect("numbers").iter().zip(given["embedding"].as_array().expect("numbers"));
+        for (one, other) in both {
+            assert!(
+                (one.as_f64().expect("a number") - other.as_f64().expect("a number")).abs() < 1e-6,
+                "{line}, {given}"
+            );
+        }
+    }
+    let (status, refused) = server.ask(&json!({"prompt": "a"}));
+    let message = refused["error"]["message"].as_str().expect("a message");
+    assert!(status == 400 && message.contains("ask /v1/embeddings"), "{refused}");
+    let (_, short) = server.post("/v1/embeddings", &json!({"input": "a", "dimensions": 4}));
+    let numbers: Vec<f64> =
+        short["data"][0]["embedding"].as_array().expect("numbers").iter().flat_map(Value::as_f64).collect();
+    assert!(numbers.len() == 4 && (numbers.iter().map(|number| number * number).sum::<f64>() - 1.0).abs() < 1e-5);
+    let ran = server.end().expect_code(0);
+    assert!(ran.err.contains("MiB planned"), "{}", ran.err);
+}

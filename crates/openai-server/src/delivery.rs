@@ -90,6 +90,9 @@ impl Drop for Delivery {
 }
 
 fn bytes_of(event: &Event) -> usize {
+    if let Event::Vector { values, .. } = event {
+        return EVENT_BYTES + size_of_val(values.as_slice());
+    }
     let Event::Text { text, logprobs, .. } = event else { return EVENT_BYTES };
     let token = |token: &TokenLogprob| {
         2 * EVENT_BYTES + token.token.len() + token.likeliest.iter().map(|(text, _)| text.len() + 64).sum::<usize>()

@@ -32,6 +32,20 @@ pub enum Event {
         /// Its number of tokens.
         tokens: usize,
     },
+    /// How well a document answers a query.
+    Ranked {
+        /// The index of the document within the job.
+        choice: usize,
+        /// The score: higher is better.
+        score: f64,
+    },
+    /// The vector of a text.
+    Vector {
+        /// The index of the text within the job.
+        choice: usize,
+        /// Its numbers.
+        values: Vec<f32>,
+    },
     /// An answer is complete.
     Finished {
         /// The index of the answer within the job.
@@ -47,7 +61,11 @@ impl Event {
     /// The index within the job of the answer that the event is about.
     pub(crate) fn choice(&self) -> Option<usize> {
         match self {
-            Event::Text { choice, .. } | Event::Scored { choice, .. } | Event::Finished { choice, .. } => Some(*choice),
+            Event::Text { choice, .. }
+            | Event::Scored { choice, .. }
+            | Event::Ranked { choice, .. }
+            | Event::Vector { choice, .. }
+            | Event::Finished { choice, .. } => Some(*choice),
             Event::Started { .. } | Event::Failed(_) => None,
         }
     }

@@ -48,4 +48,4 @@ pub use http::{Drainer, Hooks, Limits, Server, Settings};
 pub use keys::Keys;
 pub use metrics::Gauge;
 pub use queue::{Job, Load, Queue, Share};
-pub use request::{Interface, Message, Options, Overflow, Prompt, Request, RequestLimits};
+pub use request::{Interface, Message, Options, Overflow, Prompt, Request, RequestLimits, Results, Wanted};

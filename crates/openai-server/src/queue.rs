@@ -64,6 +64,7 @@ impl Share {
         let of_prompt = match prompt {
             Prompt::Tokens(ids) => ids.len(),
             Prompt::Text(text) => text.len() / BYTES_OF_A_TOKEN,
+            Prompt::Pair(query, document) => (query.len() + document.len()) / BYTES_OF_A_TOKEN,
             Prompt::Chat(messages) => messages.iter().map(|message| message.content.len() / BYTES_OF_A_TOKEN).sum(),
         };
         let rows = options.n.max(options.num_beams.unwrap_or(1)).max(options.labels.len());

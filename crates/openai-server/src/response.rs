@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::event::{Event, Finish, TokenLogprob};
-use crate::request::Interface;
+use crate::request::{Interface, Results};
 
 /// The data that is common to an answer's responses.
 #[derive(Clone, Debug)]
@@ -21,6 +21,8 @@ pub(crate) struct ResponseMetadata {
     pub has_logprobs: bool,
     /// The texts to score.
     pub labels: Vec<String>,
+    /// How ranks and vectors are given.
+    pub results: Results,
 }
 
 /// Token counts.
@@ -59,12 +61,16 @@ pub(crate) struct Choice {
     pub finish: Option<Finish>,
     /// Of a label: the sum of its tokens' log-probabilities, and their number.
     pub score: Option<(f64, usize)>,
+    /// Of a document: how well it answers the query.
+    pub rank: Option<f64>,
+    /// Of a text: its vector.
+    pub vector: Option<Vec<f32>>,
 }
 
 impl Choice {
     /// Whether the answer is complete.
     pub fn is_over(&self) -> bool {
-        self.finish.is_some() || self.score.is_some()
+        self.finish.is_some() || self.score.is_some() || self.rank.is_some() || self.vector.is_some()
     }
 
     /// Adds an event of this answer.
@@ -75,6 +81,8 @@ impl Choice {
                 self.logprobs.extend(logprobs);
             }
             Event::Scored { logprob, tokens, .. } => self.score = Some((logprob, tokens)),
+            Event::Ranked { score, .. } => self.rank = Some(score),
+            Event::Vector { values, .. } => self.vector = Some(values),
             Event::Finished { reason, .. } => self.finish = Some(reason),
             Event::Started { .. } | Event::Failed(_) => {}
         }
@@ -186,8 +194,11 @@ struct ResponseJson<'a> {
 impl ResponseMetadata {
     /// The response with the whole answer.
     pub fn whole(&self, choices: &[Choice], usage: Usage) -> String {
-        if self.interface == Interface::Score {
-            return self.scores(choices, usage).to_string();
+        match self.interface {
+            Interface::Score => return self.scores(choices, usage).to_string(),
+            Interface::Rerank => return self.ranks(choices, usage).to_string(),
+            Interface::Embeddings => return self.vectors(choices, usage),
+            Interface::Completions | Interface::Chat => {}
         }
         let is_chat = self.interface == Interface::Chat;
         let mut all = Vec::with_capacity(choices.len());
@@ -221,6 +232,43 @@ impl ResponseMetadata {
             answer["prompt_cut"] = json!(true);
         }
         answer
+    }
+
+    /// The documents, the best first. Of equal scores, the first comes first.
+    fn ranks(&self, choices: &[Choice], usage: Usage) -> Value {
+        let mut ranks: Vec<(usize, f64)> =
+            choices.iter().map(|choice| choice.rank.unwrap_or_default()).enumerate().collect();
+        ranks.sort_by(|one, other| other.1.total_cmp(&one.1));
+        ranks.truncate(self.results.top_n.unwrap_or(usize::MAX));
+        let result = |(index, score): (usize, f64)| {
+            let mut result = json!({"index": index, "relevance_score": score});
+            if let Some(text) = self.results.documents.get(index) {
+                result["document"] = json!({"text": text});
+            }
+            result
+        };
+        let results: Vec<Value> = ranks.into_iter().map(result).collect();
+        let usage = json!({"prompt_tokens": usage.prompt, "total_tokens": usage.prompt});
+        json!({"id": self.id, "object": "list", "model": self.model, "results": results, "usage": usage})
+    }
+
+    /// The vectors, in the order of the texts.
+    fn vectors(&self, choices: &[Choice], usage: Usage) -> String {
+        let mut text = String::from("{\"object\":\"list\",\"data\":[");
+        for (index, choice) in choices.iter().enumerate() {
+            let values = choice.vector.as_deref().unwrap_or_default();
+            let separator = if index == 0 { "" } else { "," };
+            text += &format!("{separator}{{\"object\":\"embedding\",\"index\":{index},\"embedding\":");
+            text += &match self.results.are_base64 {
+                true => {
+                    format!("\"{}\"", base64(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>()))
+                }
+                false => serde_json::to_string(values).unwrap_or_default(),
+            };
+            text.push('}');
+        }
+        let usage = json!({"prompt_tokens": usage.prompt, "total_tokens": usage.prompt});
+        text + &format!("],\"model\":{},\"usage\":{usage}}}", json!(self.model))
     }
 
     fn choice<'a>(&self, index: usize, text: Option<&'a str>, reason: Option<Finish>) -> ChoiceJson<'a> {
@@ -288,6 +336,20 @@ impl ResponseMetadata {
     }
 }
 
+/// Bytes in base64, as RFC 4648 has it.
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let bits = group.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
+        for place in 0..4 {
+            let letter = LETTERS[(bits >> (18 - 6 * place)) as usize & 63];
+            text.push(if place <= group.len() { char::from(letter) } else { '=' });
+        }
+    }
+    text
+}
+
 /// Formats a server-sent event.
 fn event(data: &str) -> String {
     format!("data: {data}\n\n")
@@ -300,7 +362,8 @@ mod tests {
     fn form(interface: Interface) -> ResponseMetadata {
         let labels = vec!["yes".to_owned(), "no".to_owned()];
         let (id, model) = ("x-1".into(), "m".into());
-        ResponseMetadata { interface, id, created: 7, model, include_usage: true, has_logprobs: false, labels }
+        let results = Results::default();
+        ResponseMetadata { interface, id, created: 7, model, include_usage: true, has_logprobs: false, labels, results }
     }
 
     fn parsed(json: &str) -> Value {
@@ -346,6 +409,26 @@ mod tests {
         assert!((probability(1, 0).unwrap() + probability(1, 1).unwrap() - 1.0).abs() < 1e-12);
         assert_eq!((&answer["data"][0]["label"], &answer["data"][1]["label"]), (&json!("yes"), &json!("no")));
         assert_eq!(answer["data"][1]["scores"][1]["tokens"], 2);
+    }
+
+    #[test]
+    fn ranks_have_the_best_document_first_and_vectors_their_texts_order() {
+        let rank = |score| Choice { rank: Some(score), ..Choice::default() };
+        let usage = Usage { prompt: 9, generated: 0, is_cut: false };
+        let mut of = form(Interface::Rerank);
+        of.results = Results { top_n: Some(2), documents: vec!["x".into(), "y".into(), "z".into()], are_base64: false };
+        let answer = parsed(&of.whole(&[rank(0.1), rank(0.7), rank(0.1)], usage));
+        let expected = json!([{"index": 1, "relevance_score": 0.7, "document": {"text": "y"}},
+            {"index": 0, "relevance_score": 0.1, "document": {"text": "x"}}]);
+        assert_eq!((&answer["results"], &answer["usage"]["total_tokens"]), (&expected, &json!(9)));
+        let vector = |values: &[f32]| Choice { vector: Some(values.to_vec()), ..Choice::default() };
+        let mut of = form(Interface::Embeddings);
+        let choices = [vector(&[0.5, -2.0]), vector(&[1.0, 0.0])];
+        let answer = parsed(&of.whole(&choices, usage));
+        assert_eq!(answer["data"][0], json!({"object": "embedding", "index": 0, "embedding": [0.5, -2.0]}));
+        of.results.are_base64 = true;
+        assert_eq!(parsed(&of.whole(&choices, usage))["data"][1]["embedding"], "AACAPwAAAAA=");
+        assert_eq!([&b""[..], b"f", b"fo", b"foo", b"foob"].map(base64), ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg=="]);
     }
 
     #[test]

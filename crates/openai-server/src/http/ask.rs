@@ -165,6 +165,8 @@ fn form(shared: &Shared, asked: &Asked, number: u64, model: &str) -> ResponseMet
         Interface::Completions => "cmpl",
         Interface::Chat => "chatcmpl",
         Interface::Score => "score",
+        Interface::Rerank => "rerank",
+        Interface::Embeddings => "embd",
     };
     ResponseMetadata {
         interface: asked.interface,
@@ -174,6 +176,7 @@ fn form(shared: &Shared, asked: &Asked, number: u64, model: &str) -> ResponseMet
         include_usage: asked.include_usage,
         has_logprobs: asked.options.logprobs.is_some(),
         labels: asked.labels.clone(),
+        results: asked.results.clone(),
     }
 }
 

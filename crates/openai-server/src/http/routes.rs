@@ -97,12 +97,14 @@ fn route(request: &Request<Incoming>, shared: &Shared, record: &mut Record) -> R
         "/v1/completions" => ("/v1/completions", Method::POST, true),
         "/v1/chat/completions" => ("/v1/chat/completions", Method::POST, true),
         "/v1/score" => ("/v1/score", Method::POST, true),
+        "/v1/rerank" => ("/v1/rerank", Method::POST, true),
+        "/v1/embeddings" => ("/v1/embeddings", Method::POST, true),
         path if path.starts_with("/v1/models/") => ("/v1/models/{model}", Method::GET, true),
         _ => {
             return Err(ApiError::new(
                 404,
                 "unknown_path",
-                "no such path; see /v1/models, /v1/completions, /v1/chat/completions, /v1/score",
+                "no such path; see /v1/models, /v1/completions, /v1/chat/completions, /v1/score, /v1/rerank, /v1/embeddings",
             ));
         }
     };
@@ -142,6 +144,8 @@ fn route(request: &Request<Incoming>, shared: &Shared, record: &mut Record) -> R
         }
         "/v1/completions" => Route::Ask(Interface::Completions),
         "/v1/score" => Route::Ask(Interface::Score),
+        "/v1/rerank" => Route::Ask(Interface::Rerank),
+        "/v1/embeddings" => Route::Ask(Interface::Embeddings),
         _ => Route::Ask(Interface::Chat),
     })
 }

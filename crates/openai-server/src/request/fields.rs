@@ -35,7 +35,7 @@ const NEUTRAL: [(&str, &str); 8] = [
 ];
 
 /// Parameters that are read, beside those of [`NEUTRAL`].
-const READ: [&str; 24] = [
+const READ: [&str; 31] = [
     "model",
     "prompt",
     "messages",
@@ -60,6 +60,13 @@ const READ: [&str; 24] = [
     "top_logprobs",
     "include_usage",
     "include_obfuscation",
+    "query",
+    "documents",
+    "top_n",
+    "return_documents",
+    "input",
+    "encoding_format",
+    "dimensions",
 ];
 
 /// The most lists and objects in each other: messages, a message, its content, a part.
@@ -266,10 +273,10 @@ impl Fields {
         }
     }
 
-    pub fn prompts(&mut self, limits: &RequestLimits) -> Result<Vec<Prompt>, ApiError> {
-        let fault = || {
-            ApiError::parameter("prompt", "expected a text, a list of texts, a list of token ids, or a list of those")
-        };
+    /// The prompts in a parameter, at most `most`.
+    pub fn prompts(&mut self, name: &str, most: usize, limits: &RequestLimits) -> Result<Vec<Prompt>, ApiError> {
+        let fault =
+            || ApiError::parameter(name, "expected a text, a list of texts, a list of token ids, or a list of those");
         let one = |value| match value {
             Tree::Text(text) => Ok(Prompt::Text(text)),
             Tree::Ids(ids) => Ok(Prompt::Tokens(ids)),
@@ -277,15 +284,38 @@ impl Fields {
             Tree::TooManyIds(count) => Err(super::too_long(format!("{count} tokens"), limits)),
             _ => Err(fault()),
         };
-        match self.take("prompt") {
-            None => Err(ApiError::parameter("prompt", "expected a text, got none")),
+        match self.take(name) {
+            None => Err(ApiError::parameter(name, "expected a text, got none")),
             Some(Tree::List(values)) if values.is_empty() => Err(fault()),
-            Some(value @ (Tree::List(_) | Tree::Skipped(_))) if value.parts() > Some(limits.prompts) => {
+            Some(value @ (Tree::List(_) | Tree::Skipped(_))) if value.parts() > Some(most) => {
                 let got = value.parts().unwrap_or_default();
-                Err(ApiError::parameter("prompt", format!("expected at most {} prompts, got {got}", limits.prompts)))
+                Err(ApiError::parameter(name, format!("expected at most {most} prompts, got {got}")))
             }
             Some(Tree::List(values)) => values.into_iter().map(one).collect(),
             Some(value) => Ok(vec![one(value)?]),
+        }
+    }
+
+    /// The documents of a ranking: texts, or objects with a `text`.
+    pub fn documents(&mut self, limits: &RequestLimits) -> Result<Vec<String>, ApiError> {
+        const NAME: &str = "documents";
+        let fault = || ApiError::parameter(NAME, "expected a list of texts, or of objects with a `text`");
+        let one = |value| match value {
+            Tree::Text(text) => Ok(text),
+            Tree::Object(parts) => match parts.into_iter().find(|(name, _)| name == "text") {
+                Some((_, Tree::Text(text))) => Ok(text),
+                _ => Err(fault()),
+            },
+            _ => Err(fault()),
+        };
+        match self.take(NAME) {
+            Some(value) if value.parts() > Some(limits.texts) => {
+                let (most, got) = (limits.texts, value.parts().unwrap_or_default());
+                let message = format!("expected at most {most} documents, got {got}; `serve --queue` sets the limit");
+                Err(ApiError::parameter(NAME, message))
+            }
+            Some(Tree::List(values)) if !values.is_empty() => values.into_iter().map(one).collect(),
+            _ => Err(fault()),
         }
     }
 

@@ -4,10 +4,14 @@
 //! that do not affect the answer (`user`, `metadata`, ..) are accepted and ignored.
 
 mod fields;
+mod texts;
 mod tree;
+
+use std::sync::Arc;
 
 use crate::error::ApiError;
 use fields::Fields;
+pub use texts::Results;
 
 /// The interface of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +22,10 @@ pub enum Interface {
     Chat,
     /// `/v1/score`
     Score,
+    /// `/v1/rerank`
+    Rerank,
+    /// `/v1/embeddings`
+    Embeddings,
 }
 
 /// Limits of one request.
@@ -25,6 +33,8 @@ pub enum Interface {
 pub struct RequestLimits {
     /// The most prompts of a request.
     pub prompts: usize,
+    /// The most documents of a ranking, and the most texts that get vectors.
+    pub texts: usize,
     /// The most answers to a prompt, and the most beams.
     pub rows: usize,
     /// The most messages of a chat.
@@ -65,6 +75,7 @@ impl Default for RequestLimits {
     fn default() -> Self {
         RequestLimits {
             prompts: 16,
+            texts: 64,
             rows: 4,
             messages: 256,
             answer_tokens: 256,
@@ -91,6 +102,8 @@ pub struct Request {
     pub include_usage: bool,
     /// Of [`Interface::Score`]: the texts whose probabilities are wanted.
     pub labels: Vec<String>,
+    /// Of [`Interface::Rerank`] and [`Interface::Embeddings`]: how the results are given.
+    pub results: Results,
 }
 
 /// A prompt to answer.
@@ -102,6 +115,20 @@ pub enum Prompt {
     Tokens(Vec<u32>),
     /// A chat.
     Chat(Vec<Message>),
+    /// A query, and a document that may answer it.
+    Pair(Arc<str>, String),
+}
+
+/// What is wanted of a prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wanted {
+    /// Answers, or the probabilities of labels.
+    #[default]
+    Answers,
+    /// How well a document answers a query.
+    Score,
+    /// Its vector, perhaps cut to so many numbers.
+    Vector(Option<usize>),
 }
 
 /// A message of a chat.
@@ -146,6 +173,8 @@ pub struct Options {
     pub logprobs: Option<usize>,
     /// If there are any: no answer is made. The log-probabilities of these texts are wanted instead.
     pub labels: Vec<String>,
+    /// What is wanted of the prompt.
+    pub wanted: Wanted,
     /// Whether the text was cut already, because it had too many bytes.
     pub is_cut: bool,
 }
@@ -163,8 +192,16 @@ impl Request {
     /// [`ApiError`] with status 400, naming the parameter at fault.
     pub fn parse(interface: Interface, body: &[u8], limits: &RequestLimits) -> Result<Request, ApiError> {
         let mut fields = Fields::read(body, limits)?;
+        if matches!(interface, Interface::Rerank | Interface::Embeddings) {
+            let is_ranked = interface == Interface::Rerank;
+            let mut request =
+                if is_ranked { texts::rerank(fields, limits)? } else { texts::embeddings(fields, limits)? };
+            request.cut(limits)?;
+            return Ok(request);
+        }
         let is_chat = interface == Interface::Chat;
-        let prompts = if is_chat { vec![fields.messages(limits)?] } else { fields.prompts(limits)? };
+        let prompts =
+            if is_chat { vec![fields.messages(limits)?] } else { fields.prompts("prompt", limits.prompts, limits)? };
         let labels =
             if interface == Interface::Score { fields.labels(LABELS_A_ROW * limits.rows)? } else { Vec::new() };
         let mut options = fields.options(is_chat, limits)?;
@@ -175,7 +212,8 @@ impl Request {
         let model = fields.text("model")?;
         fields.response_format()?;
         fields.end()?;
-        let mut request = Request { interface, model, prompts, options, stream, include_usage, labels };
+        let results = Results::default();
+        let mut request = Request { interface, model, prompts, options, stream, include_usage, labels, results };
         request.check(limits)?;
         request.cut(limits)?;
         Ok(request)
@@ -233,7 +271,14 @@ impl Request {
                         self.options.is_cut = true;
                     }
                 }
-                Prompt::Text(_) | Prompt::Tokens(_) => {}
+                Prompt::Pair(query, document) if query.len() + document.len() > most => {
+                    let bytes = query.len() + document.len();
+                    let room = most.checked_sub(query.len()).ok_or_else(|| refuse(bytes))?;
+                    let kept = limits.overflow.kept(document, room).ok_or_else(|| refuse(bytes))?;
+                    *document = kept.to_owned();
+                    self.options.is_cut = true;
+                }
+                Prompt::Text(_) | Prompt::Tokens(_) | Prompt::Pair(..) => {}
             }
         }
         Ok(())
@@ -262,6 +307,40 @@ mod tests {
         let limits = RequestLimits { answer_tokens: 1000, ..RequestLimits::default() };
         let error = Request::parse(interface, json.as_bytes(), &limits).expect_err(json);
         assert_eq!((error.status, error.parameter.as_deref()), (400, Some(parameter)), "{json}: {error}");
+    }
+
+    #[test]
+    fn documents_are_ranked_for_a_query_and_texts_get_vectors() {
+        let asked = parsed(
+            Interface::Rerank,
+            r#"{"query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "return_documents": true}"#,
+        );
+        let asked = asked.unwrap();
+        assert_eq!(asked.prompts, ["a", "b"].map(|text| Prompt::Pair("q".into(), text.to_owned())));
+        assert_eq!((asked.results.top_n, asked.results.documents), (Some(1), vec!["a".to_owned(), "b".to_owned()]));
+        assert_eq!((asked.options.wanted, asked.options.n), (Wanted::Score, 1));
+        let asked =
+            parsed(Interface::Embeddings, r#"{"input": ["a", [5, 6]], "encoding_format": "base64", "dimensions": 4}"#);
+        let asked = asked.unwrap();
+        assert_eq!(asked.prompts, [Prompt::Text("a".into()), Prompt::Tokens(vec![5, 6])]);
+        assert_eq!((asked.options.wanted, asked.results.are_base64), (Wanted::Vector(Some(4)), true));
+        for (json, parameter) in [
+            (r#"{"documents": ["a"]}"#, "query"),
+            (r#"{"query": "q", "documents": []}"#, "documents"),
+            (r#"{"query": "q", "documents": [{"title": "a"}]}"#, "documents"),
+            (r#"{"query": "q", "documents": ["a"], "top_n": 0}"#, "top_n"),
+        ] {
+            refused(Interface::Rerank, json, parameter);
+        }
+        for (json, parameter) in [
+            ("{}", "input"),
+            (r#"{"input": "a", "encoding_format": "int8"}"#, "encoding_format"),
+            (r#"{"input": "a", "dimensions": 0}"#, "dimensions"),
+        ] {
+            refused(Interface::Embeddings, json, parameter);
+        }
+        let many = format!(r#"{{"query": "q", "documents": [{}"a"]}}"#, r#""a","#.repeat(64));
+        refused(Interface::Rerank, &many, "documents");
     }
 
     #[test]

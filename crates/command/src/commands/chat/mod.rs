@@ -50,6 +50,7 @@ const PROMPT_BYTES: planner::Reading =
 pub fn chat(flags: &ChatArgs) -> Outcome<()> {
     let device = device::named(flags.models.device.as_deref())?;
     let named = Named::find(&flags.models, None)?;
+    named.base.clone().with_head(t5::Head::Language)?;
     flags.models.decoding.unused(&named.values).iter().for_each(|warning| report::warn(warning));
     let max_new_tokens = named.max_new_tokens(flags.max_new_tokens);
     let longest = AnswerShape {

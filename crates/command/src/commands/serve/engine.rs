@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dataloader::Tokenizer;
-use openai_server::{ApiError, Event, Finish, Job, Overflow, Prompt, Queue, StreamedText, TokenLogprob};
+use openai_server::{ApiError, Event, Finish, Job, Overflow, Prompt, Queue, StreamedText, TokenLogprob, Wanted};
 use planner::AnswerBytes;
-use t5::{Answer, GenerateOptions, TokenScore, Told};
+use t5::{Answer, AnswerShape, GenerateOptions, TokenScore, Told};
 
 use super::models::{Loaded, Served};
 use super::request_options::{self, Defaults};
+use super::texts::{self, Text};
 use super::turns::Turns;
+use crate::answers::vectors::Vectors;
 use crate::failure::{Failure, Outcome};
 use crate::screen::report;
 
@@ -44,6 +46,10 @@ pub struct Engine<'a> {
     pub turns: Turns,
     /// Waiting jobs that were prepared and did not fit yet, by their number.
     pub prepared: BTreeMap<u64, Prepared>,
+    /// How vectors are made, if the model is an encoder.
+    pub vectors: Option<&'a Vectors>,
+    /// Texts that were taken up and have no result yet, by the number of their job.
+    pub texts: BTreeMap<u64, Text>,
 }
 
 /// A running job.
@@ -99,7 +105,7 @@ impl Engine<'_> {
     /// Answers until the queue is closed and everything is answered.
     pub fn run(&mut self) {
         loop {
-            if self.running.is_empty() {
+            if self.running.is_empty() && self.texts.is_empty() {
                 // Between two bursts of requests, memory goes back to the system.
                 heap::release_unused();
                 self.turns.clear();
@@ -108,6 +114,7 @@ impl Engine<'_> {
                 self.begin(job, prepared);
             }
             self.admit();
+            self.step_texts();
             self.step();
         }
     }
@@ -139,7 +146,9 @@ impl Engine<'_> {
     /// its share of the memory, except for one job, or of the time.
     fn room(&self, job: &Job, bytes: u64) -> Room {
         let held = |counts: &dyn Fn(&Job) -> bool| -> u64 {
-            self.running.values().filter(|running| counts(&running.job)).map(|running| running.bytes).sum()
+            let running = self.running.values().map(|running| (&running.job, running.bytes));
+            let texts = self.texts.values().map(|text| (&text.job, text.bytes));
+            running.chain(texts).filter(|(job, _)| counts(job)).map(|(_, bytes)| bytes).sum()
         };
         let own = held(&|running| running.share == job.share);
         let share = self.budget / self.queue.parts(job.share) as u64;
@@ -157,7 +166,10 @@ impl Engine<'_> {
     }
 
     fn prepare(&self, job: &Job) -> Result<Prepared, ApiError> {
-        let config = &self.served[job.model].config;
+        let served = &self.served[job.model];
+        texts::check(served, job.options.wanted)?;
+        let config = &served.config;
+        self.check_dimensions(job)?;
         let (mut source, is_cut) = self.source(job)?;
         if let Some(id) = source.iter().find(|&&id| id as usize >= config.vocab_size) {
             return Err(ApiError::parameter("prompt", format!("token {id} is not among the {}", config.vocab_size)));
@@ -165,10 +177,14 @@ impl Engine<'_> {
         source.extend(config.eos_token_ids.first().copied());
         let given = self.given(job)?;
         let options = match given.is_empty() {
+            _ if job.options.wanted != Wanted::Answers => {
+                GenerateOptions { max_new_tokens: 1, ..GenerateOptions::default() }
+            }
             true => self.defaults.with(&job.options, job.number)?,
             false => GenerateOptions::of_given(&given),
         };
-        let bytes = self.bytes.count(1, source.len(), options.shape());
+        let shape = if job.options.wanted == Wanted::Answers { options.shape() } else { AnswerShape::greedy(1) };
+        let bytes = self.bytes.count(1, source.len(), shape);
         if bytes > self.budget {
             let message = format!(
                 "the answers need {bytes} bytes, and {} are planned for all; ask for fewer beams or tokens",
@@ -179,6 +195,14 @@ impl Engine<'_> {
         Ok(Prepared { source, is_cut, options, given, bytes })
     }
 
+    /// Refuses vectors of more numbers than there are.
+    fn check_dimensions(&self, job: &Job) -> Result<(), ApiError> {
+        let (Wanted::Vector(Some(wanted)), Some(vectors)) = (job.options.wanted, self.vectors) else { return Ok(()) };
+        let width = vectors.width(&self.served[job.model].config);
+        let message = || ApiError::parameter("dimensions", format!("expected at most {width}, got {wanted}"));
+        if wanted > width { Err(message()) } else { Ok(()) }
+    }
+
     /// The tokens of a prompt, and whether it was cut.
     fn source(&self, job: &Job) -> Result<(Vec<u32>, bool), ApiError> {
         let config = &self.served[job.model].config;
@@ -186,7 +210,8 @@ impl Engine<'_> {
         let (mut source, overflow) = match &job.prompt {
             Prompt::Tokens(ids) => (ids.clone(), self.overflow),
             prompt => {
-                let text = format!("{}{}", config.prefix(), request_options::text(prompt)?);
+                let of_pair = || self.served[job.model].ranking.as_ref().ok().map(|(_, template)| template);
+                let text = format!("{}{}", config.prefix(), request_options::text(prompt, of_pair())?);
                 // To keep the end, all of it is needed. A prompt has a limit in bytes, too.
                 let is_chat = matches!(prompt, Prompt::Chat(_)) && self.overflow != Overflow::Refuse;
                 let overflow = if is_chat { Overflow::CutBeginning } else { self.overflow };
@@ -240,6 +265,11 @@ impl Engine<'_> {
             Err(error) => return job.send(Event::Failed(error)),
         };
         job.weigh(bytes);
+        if job.options.wanted != Wanted::Answers {
+            job.send(Event::Started { prompt_tokens: source.len(), is_cut });
+            self.texts.insert(job.number, Text { job, source, bytes });
+            return;
+        }
         self.turns.begins(job.share.size, source.len());
         let joined = self.loaded.get(job.model, &self.served[job.model]).and_then(|together| {
             let is_cancelled = || job.is_cancelled();
@@ -258,6 +288,26 @@ impl Engine<'_> {
             // The client has disconnected.
             Ok(false) => {}
             Err(failure) => job.send(Event::Failed(internal(&job, &failure.message))),
+        }
+    }
+
+    /// Computes the next texts that get no answer, and tells their jobs.
+    fn step_texts(&mut self) {
+        self.texts.retain(|_, text| !text.job.is_cancelled());
+        let bytes = |count: usize, tokens: usize| self.bytes.count(count, tokens, AnswerShape::greedy(1));
+        let next = texts::next(&self.texts, &bytes);
+        let batch: Vec<Text> = next.iter().filter_map(|key| self.texts.remove(key)).collect();
+        let Some(number) = batch.first().map(|text| text.job.model) else { return };
+        let (served, activations) = (&self.served[number], self.defaults.activations);
+        let events = self
+            .loaded
+            .get(number, served)
+            .and_then(|together| texts::events(served, together.model(), self.vectors, (&batch, activations)));
+        match events {
+            Ok(events) => batch.iter().zip(events).for_each(|(text, event)| text.job.send(event)),
+            Err(failure) => {
+                batch.iter().for_each(|text| text.job.send(Event::Failed(internal(&text.job, &failure.message))))
+            }
         }
     }
 

@@ -7,6 +7,7 @@ mod access_log;
 mod engine;
 pub mod models;
 mod request_options;
+mod texts;
 mod turns;
 
 use std::collections::BTreeMap;
@@ -30,6 +31,7 @@ use self::models::{Loaded, Named};
 use self::request_options::Defaults;
 use self::turns::Turns;
 use crate::answers::inference::{Asked, Planned, Shape};
+use crate::answers::vectors::Vectors;
 use crate::cli::serve_flags::{PromptOverflow, ServeArgs};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::machine::device;
@@ -65,7 +67,7 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
     if flags.models.weights.dry_run {
         return report::result(&planned.bill());
     }
-    let shape = longest(flags, defaults.max_new_tokens);
+    let shape = longest(flags, &named, defaults.max_new_tokens);
     let bytes = planned.answer_bytes()?;
     let budget = bytes.count(planned.plan.step.evaluation_samples, flags.models.max_source_tokens, shape);
     // While the model is loaded, a signal ends the process in the default way.
@@ -113,6 +115,8 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
         tokenized,
         turns: Turns::default(),
         prepared: BTreeMap::new(),
+        vectors: named.vectors.as_ref(),
+        texts: BTreeMap::new(),
     };
     engine.run();
     if !server.join() {
@@ -166,6 +170,7 @@ fn defaults(flags: &ServeArgs, named: &Named) -> Defaults {
 fn limits(flags: &ServeArgs, tokenizer: &Tokenizer, max_new_tokens: usize) -> Limits {
     let request = RequestLimits {
         rows: flags.max_rows.max(1),
+        texts: flags.queue,
         answer_tokens: max_new_tokens,
         prompt_bytes: flags.models.max_source_tokens.saturating_mul(PROMPT_BYTES_OF_A_TOKEN).max(LEAST_PROMPT_BYTES),
         overflow: overflow(flags, tokenizer),
@@ -192,7 +197,10 @@ fn overflow(flags: &ServeArgs, tokenizer: &Tokenizer) -> Overflow {
 }
 
 /// The answers that need most memory.
-fn longest(flags: &ServeArgs, max_new_tokens: usize) -> AnswerShape {
+fn longest(flags: &ServeArgs, named: &Named, max_new_tokens: usize) -> AnswerShape {
+    if !named.base.head.is_language() {
+        return AnswerShape::greedy(1);
+    }
     AnswerShape {
         max_new_tokens,
         rows: flags.max_rows.max(1),
@@ -219,7 +227,7 @@ fn planned<'a>(
     let scores = (named.base.vocab_size * size_of::<f32>()) as u64;
     let server = CostRow::new(
         names::SERVER,
-        limits.bytes(flags.queue) + scores,
+        limits.bytes(flags.queue) + scores + named.vectors.as_ref().map_or(0, Vectors::bytes),
         format!("{} connections, {} prompts that wait", limits.connections, flags.queue),
     );
     let mut adapters = sizes.len();
@@ -230,9 +238,9 @@ fn planned<'a>(
         if others > 0 {
             beside.push(CostRow::new(names::ADAPTERS, others, format!("{} of {} in memory", adapters, sizes.len())));
         }
-        let answer = longest(flags, max_new_tokens);
+        let answer = longest(flags, named, max_new_tokens);
         let shape = Shape::of_answers(flags.batch_samples.max(1), flags.models.max_source_tokens, answer);
-        let shape = Shape { is_served: true, beside, ..shape };
+        let shape = Shape { is_served: named.base.head.is_language(), beside, ..shape };
         match asked().plan(&shape, None, (budgets, &Pins::default())) {
             Err(failure) if failure.exit == Exit::DoesNotFit && adapters > 1 => adapters -= 1,
             Err(failure) if failure.exit == Exit::DoesNotFit => {

@@ -5,14 +5,18 @@ use std::rc::Rc;
 
 use candle_core::{DType, Device};
 use dataloader::Tokenizer;
+use row_files::Template;
 use t5::peft::AdapterDirectory;
-use t5::{ContinuousBatch, Lora, T5};
+use t5::{ContinuousBatch, Head, Lora, T5};
 
 use crate::answers::inference::Asked;
+use crate::answers::ranker::{self, OfRun, Ranker};
+use crate::answers::vectors::Vectors;
 use crate::cli::answer_flags::ModelsFlags;
 use crate::commands::generate::MAX_NEW_TOKENS;
 use crate::config::{PricesFrom, Values};
 use crate::failure::{Failure, Outcome};
+use crate::files::sentence_transformers::{Dense, Modules};
 use crate::machine::stages::{self, Stages};
 use crate::model::model_directory::{self, Adapted};
 
@@ -31,6 +35,8 @@ pub struct Named {
     pub activations: DType,
     /// The model that was named first, followed by the adapters.
     pub served: Vec<Served>,
+    /// How vectors are made, if the base is an encoder.
+    pub vectors: Option<Vectors>,
     /// The memory of opening them.
     stages: Stages,
 }
@@ -42,22 +48,35 @@ impl Named {
         let named = flags.named.as_ref().or(flags.model.as_ref());
         let named = named.ok_or_else(|| Failure::usage("no model is named"))?;
         let Adapted { directory, adapter } = model_directory::find_as_trained(named, None)?;
-        let base = t5::Config::from_file(&directory.join("config.json"))?.with_head(t5::Head::Language)?;
+        let base = t5::Config::from_file(&directory.join("config.json"))?;
+        let base = match &base.head {
+            Head::Encoder => base,
+            Head::Sequence(labels) if labels.is_number => base,
+            _ => base.with_head(Head::Language)?,
+        };
         let (values, most_new_tokens) = flags.decoding.over(&base)?;
         let tokenizer = flags.decoding.tokenizer(&directory, &base, &values)?;
         stages.ends(stages::TOKENIZER)?;
         let activations = trainer::Precision::from(flags.precision).activations();
         let name = name.unwrap_or_else(|| name_of(adapter.as_deref().unwrap_or(&directory)));
-        let mut served = vec![Served::open(name, &base, adapter.as_deref(), activations)?];
+        let ranking = |trained: &[&Path]| ranking(&base, &tokenizer, trained);
+        let of_base = adapter.as_deref().into_iter().chain([named.as_path(), &directory]).collect::<Vec<_>>();
+        let first = Served::open(name, &base, adapter.as_deref(), activations)?;
+        let mut served = vec![Served { ranking: ranking(&of_base), ..first }];
+        let vectors = match base.head {
+            Head::Encoder => Some(vectors(&directory, &of_base, (&base, activations))?),
+            _ => None,
+        };
         for text in &flags.adapter {
             let (name, directory) = named_adapter(text)?;
             if served.iter().any(|other| other.name == name) {
                 return Err(Failure::usage(format!("--adapter {text}: there is a model `{name}` already"))
                     .hint("give it another name: `--adapter NAME=DIR`"));
             }
-            served.push(Served::open(name, &base, Some(&directory), activations)?);
+            let other = Served::open(name, &base, Some(&directory), activations)?;
+            served.push(Served { ranking: ranking(&[&directory]), ..other });
         }
-        Ok(Self { directory, base, tokenizer, values, most_new_tokens, activations, served, stages })
+        Ok(Self { directory, base, tokenizer, values, most_new_tokens, activations, served, vectors, stages })
     }
 
     /// The longest answer in tokens: that of a flag, of the model, or the usual one.
@@ -93,6 +112,8 @@ pub struct Served {
     pub config: t5::Config,
     /// Bytes of the adapter's weights.
     pub bytes: u64,
+    /// How it ranks texts, or why it does not.
+    pub ranking: Result<(Ranker, Template), String>,
 }
 
 impl Served {
@@ -103,12 +124,28 @@ impl Served {
             None => base.clone(),
         };
         let bytes = t5::costs::parameters(&config, dtype).saturating_sub(t5::costs::parameters(base, dtype));
-        Ok(Self { name, adapter: adapter.map(Path::to_owned), config, bytes })
+        Ok(Self { name, adapter: adapter.map(Path::to_owned), config, bytes, ranking: Err(String::new()) })
     }
 
     fn lora(&self) -> Option<&Lora> {
         self.config.lora.as_ref()
     }
+}
+
+/// How a model ranks texts: as the run that made it, or else as monoT5.
+fn ranking(base: &t5::Config, tokenizer: &Tokenizer, trained: &[&Path]) -> Result<(Ranker, Template), String> {
+    let of_run = OfRun::find(trained.iter().copied());
+    let template = Template::parse(of_run.template.as_deref().unwrap_or(ranker::USUAL_TEMPLATE))?;
+    let ranker =
+        Ranker::of(base, tokenizer, &of_run.answers(), "ranking.answers").map_err(|failure| failure.message)?;
+    Ok((ranker, template))
+}
+
+/// How an encoder makes vectors.
+fn vectors(directory: &Path, trained: &[&Path], (base, activations): (&t5::Config, DType)) -> Outcome<Vectors> {
+    let modules = Modules::of(directory, trained.iter().copied())?;
+    let dense = modules.dense.as_ref().map(|dense| Dense::load(dense, base.vector_width())).transpose()?;
+    Ok(Vectors { modules, dense, activations })
 }
 
 /// `NAME=DIR`, or a directory, which gives the name.

@@ -2,7 +2,7 @@
 //! both.
 
 use openai_server::{ApiError, Options, Prompt};
-use row_files::Turn;
+use row_files::{Template, Turn};
 use t5::{GenerateOptions, Search};
 use toml::Value;
 
@@ -69,14 +69,19 @@ impl Defaults {
     }
 }
 
-/// The text of a prompt.
+/// The text of a prompt; that of a query and a document in a template, whose first column is the query.
 ///
 /// # Errors
 /// A chat without a message to answer.
-pub fn text(prompt: &Prompt) -> Result<String, ApiError> {
+pub fn text(prompt: &Prompt, of_pair: Option<&Template>) -> Result<String, ApiError> {
     match prompt {
         Prompt::Text(text) => Ok(text.clone()),
         Prompt::Tokens(_) => Ok(String::new()),
+        Prompt::Pair(query, document) => {
+            let template = of_pair.ok_or_else(|| ApiError::internal("a ranking without a template"))?;
+            let first = template.columns().next().unwrap_or_default();
+            Ok(template.fill(|name| if name == first { query.as_ref() } else { document.as_str() }))
+        }
         Prompt::Chat(messages) => {
             let turn = |message: &openai_server::Message| Turn::new(&message.role, &message.content);
             let turns: Vec<Turn> = messages.iter().map(turn).collect();
