@@ -113,3 +113,18 @@ fn cut_texts_are_counted_and_what_cannot_be_written_is_refused_before_any_work()
     scene.run(&rows).expect_code(4).expect_words(&["no column `body`", "--text-column", "text"]);
     assert!(!scene.path("b.npy").exists());
 }
+
+#[test]
+fn sequences_of_fasta_are_read_with_their_letters_apart() {
+    let scene = scene();
+    scene.write("a.fasta", ">one of two lines\nMKU\nzV*\n>two\nHHE\n");
+    scene.write("apart.txt", "M K X X V\nH H E\n");
+    let run = |input: &str, output: &str| {
+        scene.run(&["embed", "--model", "run", "--input", input, "--output", output]).expect_code(0);
+        vectors(&scene, output)
+    };
+    expect_near(&run("a.fasta", "a.npy"), &run("apart.txt", "b.npy"));
+    scene.write("bad.fasta", "MKV\n");
+    let bad = ["embed", "--model", "run", "--input", "bad.fasta", "--output", "c.npy"];
+    scene.run(&bad).expect_code(4).expect_words(&["bad.fasta:1: a sequence without a name", ">P12345"]);
+}

@@ -6,6 +6,7 @@ use std::path::Path;
 use memory_policy::{Bytes, MemorySnapshot};
 use row_files::{Column, Encoding, Form, Kind, ReadOptions, Row, RowFault, Rows, Template};
 
+use crate::answers::fasta;
 use crate::cli::row_flags::TextFlags;
 use crate::data::row_data;
 use crate::failure::{Failure, Outcome};
@@ -117,6 +118,10 @@ pub fn prompts(inputs: Inputs<'_>, limits: Limits) -> Outcome<Box<dyn Iterator<I
     let typed = inputs.typed.iter().cloned().map(Ok);
     Ok(match inputs.file {
         None => Box::new(typed),
+        Some(input) if fasta::is_fasta(input) => {
+            let lines = lines(input, inputs.text.encoding)?;
+            Box::new(typed.chain(fasta::texts(lines, input.display().to_string())))
+        }
         Some(input) if is_data(input) => Box::new(typed.chain(rows(input, inputs, limits)?)),
         Some(input) => Box::new(typed.chain(lines(input, inputs.text.encoding)?)),
     })

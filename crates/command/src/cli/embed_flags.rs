@@ -17,7 +17,8 @@ pub struct EmbedArgs {
     /// Adapter (PEFT format), or the run that made it; the part beside the encoder is read
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
-    /// File with one text per line, or rows (.parquet, .jsonl, .json, .csv, .tsv); `-` reads lines from standard input
+    /// File with one text per line, rows (.parquet, .jsonl, .json, .csv, .tsv) or sequences (.fasta, .fa, .faa); `-` reads lines from standard
+    /// input
     #[arg(long, value_name = "FILE")]
     pub input: PathBuf,
     /// Column of the texts, where the input has rows
