@@ -1,6 +1,10 @@
 //! Opens devices, and says what their drivers know of them: names, numbers and the compute capability.
 
+use std::path::PathBuf;
+
 use candle_core::{DType, Device, Result, bail};
+#[cfg(feature = "cuda")]
+use cuda_kernels::libraries::{self, Library};
 
 /// Returns the driver's name of a card and the version of the driver, as a label for measurements. `None` on the CPU.
 pub fn card_and_driver(device: &Device) -> Option<String> {
@@ -14,8 +18,10 @@ pub fn card_and_driver(device: &Device) -> Option<String> {
 /// Opens an NVIDIA card by its number, with one stream for all computation. This process keeps memory of dropped tensors.
 ///
 /// # Errors
-/// A build without the feature `cuda`; the driver's error.
+/// A build without the feature `cuda`; no driver or an old one, no cuBLAS; the driver's error.
 pub fn open_card(index: usize) -> Result<Device> {
+    #[cfg(feature = "cuda")]
+    cuda::open_libraries()?;
     let device = Device::new_cuda_with_stream(index)?;
     #[cfg(feature = "cuda")]
     if let Device::Cuda(device) = &device {
@@ -24,7 +30,18 @@ pub fn open_card(index: usize) -> Result<Device> {
     Ok(device)
 }
 
-/// Counts the NVIDIA cards that this process sees: 0 in a build without the feature `cuda`.
+/// Returns the file of cuBLAS, which the program opens when a card is first wanted.
+///
+/// # Errors
+/// A build without the feature `cuda`; no cuBLAS on this machine.
+pub fn cublas() -> Result<PathBuf> {
+    #[cfg(feature = "cuda")]
+    return libraries::open(Library::Blas).map(PathBuf::from).map_err(candle_core::Error::msg);
+    #[cfg(not(feature = "cuda"))]
+    bail!("this build has no `cuda`")
+}
+
+/// Counts the NVIDIA cards that this process sees: 0 without a driver, and in a build without the feature `cuda`.
 ///
 /// # Errors
 /// The driver's.
@@ -70,13 +87,14 @@ fn check_capability((major, minor): (i32, i32), dtype: DType) -> Result<()> {
 
 #[cfg(feature = "cuda")]
 mod cuda {
-    use std::ffi::c_void;
+    use std::ffi::{c_int, c_void};
 
     use candle_core::cuda_backend::WrapErr;
     use candle_core::cuda_backend::cudarc::cublas::sys::{cublasMath_t, cublasSetMathMode, cublasSetWorkspace_v2};
     use candle_core::cuda_backend::cudarc::driver::sys::cuDriverGetVersion;
     use candle_core::cuda_backend::cudarc::driver::{CudaContext, DriverError, result};
     use candle_core::{CudaDevice, bail};
+    use cuda_kernels::libraries::{self, Library};
 
     use crate::{allocator, memory};
 
@@ -84,7 +102,7 @@ mod cuda {
         let (name, mut version) = (device.cuda_stream().context().name()?, 0);
         // SAFETY: a place for the number.
         unsafe { cuDriverGetVersion(&raw mut version) }.result()?;
-        Ok(format!("{name}, driver for CUDA {}.{}", version / 1000, version % 1000 / 10))
+        Ok(format!("{name}, driver for CUDA {}", words(version)))
     }
 
     pub fn prepare(device: &CudaDevice) -> candle_core::Result<()> {
@@ -141,7 +159,29 @@ mod cuda {
         unsafe { cublasSetMathMode(*device.cublas_handle().handle(), mode) }.result().w()
     }
 
+    /// Opens the libraries that candle calls for every card.
+    pub fn open_libraries() -> candle_core::Result<()> {
+        for library in [Library::Driver, Library::Blas] {
+            libraries::open(library).map_err(candle_core::Error::msg)?;
+        }
+        if let Some((of_kernels, of_driver)) = libraries::older_driver() {
+            let [of_kernels, of_driver] = [of_kernels, of_driver].map(words);
+            bail!(
+                "expected a driver for CUDA {of_kernels} or later, whose compiler made this program's kernels, got one for CUDA {of_driver}"
+            )
+        }
+        Ok(())
+    }
+
+    /// A version as the driver counts it, in words: 12.8 for 12080.
+    fn words(version: c_int) -> String {
+        format!("{}.{}", version / 1000, version % 1000 / 10)
+    }
+
     pub fn count() -> candle_core::Result<usize> {
+        if libraries::open(Library::Driver).is_err() {
+            return Ok(0);
+        }
         let count = CudaContext::device_count().w()?;
         Ok(usize::try_from(count).unwrap_or(0))
     }

@@ -38,7 +38,7 @@ mod test_device;
 mod thread_caches;
 mod transfer;
 
-pub use device::{card_and_driver, card_id, cards, check_dtype, open_card};
+pub use device::{card_and_driver, card_id, cards, check_dtype, cublas, open_card};
 pub use graphs::{GraphInputs, Turn, records_launches, records_micro_batches};
 pub use memory::{DeviceBytes, device_bytes, is_out_of_device_memory, pool_unit, release_unused_of_device};
 pub use replay::{Replay, refuse_recording};

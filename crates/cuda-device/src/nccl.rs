@@ -115,6 +115,7 @@ mod communicator {
     use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream};
     use candle_core::cuda_backend::cudarc::nccl::{result, sys};
     use candle_core::{DType, Device, Error, Result, Tensor, bail};
+    use cuda_kernels::libraries::{self, Library};
 
     use super::SumTo;
     use crate::launch::address;
@@ -130,6 +131,10 @@ mod communicator {
 
     fn checked<T>(result: std::result::Result<T, result::NcclError>) -> Result<()> {
         result.map(drop).map_err(|error| Error::Msg(format!("NCCL: {:?}", error.0)))
+    }
+
+    fn open() -> Result<()> {
+        libraries::open(Library::Nccl).map(drop).map_err(Error::msg)
     }
 
     /// The number of elements of a tensor, and their NCCL type.
@@ -150,6 +155,7 @@ mod communicator {
 
     impl Communicator {
         pub fn id() -> Result<Vec<u8>> {
+            open()?;
             let id = result::get_uniqueid().map_err(|error| Error::Msg(format!("NCCL: {:?}", error.0)))?;
             Ok(id.internal.iter().map(|&byte| byte.to_ne_bytes()[0]).collect())
         }
@@ -162,6 +168,7 @@ mod communicator {
                 bail!("NCCL: expected an id of {} bytes, got {}", internal.len(), id.len())
             }
             internal.iter_mut().zip(id).for_each(|(to, &byte)| *to = std::ffi::c_char::from_ne_bytes([byte]));
+            open()?;
             let mut cards = MaybeUninit::uninit();
             // SAFETY: the card's context is bound to this thread. NCCL writes the communicator if it succeeds.
             let cards = unsafe {

@@ -15,8 +15,8 @@
 size_t products = 0;
 
 extern "C" {
-int emulated_cuMemAllocAsync(unsigned long long* to, size_t bytes, void* stream);
-int emulated_cuMemFreeAsync(unsigned long long at, void* stream);
+int cuMemAllocAsync(unsigned long long* to, size_t bytes, void* stream);
+int cuMemFreeAsync(unsigned long long at, void* stream);
 }
 
 namespace {
@@ -145,7 +145,7 @@ int cublasGemmStridedBatchedEx(void* handle, int transa, int transb, int m, int 
     unsigned long long workspace = 0;
     // A capture without a workspace of the caller's allocates one that belongs to the graph.
     if (!emulation::capture_of(h.stream)) products++;
-    else if (!h.has_workspace && (emulated_cuMemAllocAsync(&workspace, WORKSPACE, h.stream) || emulated_cuMemFreeAsync(workspace, h.stream))) return FAILED;
+    else if (!h.has_workspace && (cuMemAllocAsync(&workspace, WORKSPACE, h.stream) || cuMemFreeAsync(workspace, h.stream))) return FAILED;
     emulation::trace("product", size_t(m) * n * k);
     auto run = [&](auto* of, auto* to, auto scalar) {
         using T = std::remove_pointer_t<decltype(of)>;

@@ -1,7 +1,8 @@
 // A driver for a card that does not exist. Memory is the host's, each call is done before it returns, and kernels are compiled for the host
 // and found by name. It has the functions of NVIDIA's driver that candle and t5-ops call, with the signatures of cuda.h 13.0.
 //
-// The program allocates memory itself: its functions have the driver's names, and the driver's own begin with `emulated_`.
+// It is a library of its own, with cuBLAS (blas.cc) and NCCL (nccl.cc), and the program opens it as it opens NVIDIA's. The program allocates
+// memory itself, by functions under the driver's names, and asks this library for the driver's own.
 //
 // Variables, each with the prefix LOW_MEM_T5_EMULATED_:
 // - MEMORY: bytes of the card (default 4 GiB).
@@ -364,18 +365,5 @@ Result cuGetErrorString(Result error, const char** text) {
     *text = error == OUT_OF_MEMORY ? "out of memory" : "an error of the emulated card";
     return SUCCESS;
 }
-
-// candle opens a generator of random numbers and never uses it here.
-int curandCreateGenerator(void** generator, int) {
-    *generator = reinterpret_cast<void*>(3);
-    return SUCCESS;
-}
-int curandDestroyGenerator(void*) { return SUCCESS; }
-int curandSetPseudoRandomGeneratorSeed(void*, unsigned long long) { return SUCCESS; }
-int curandSetStream(void*, void*) { return SUCCESS; }
-int curandGenerateNormal(void*, float*, size_t, float, float) { return 999; }
-int curandGenerateNormalDouble(void*, double*, size_t, double, double) { return 999; }
-int curandGenerateUniform(void*, float*, size_t) { return 999; }
-int curandGenerateUniformDouble(void*, double*, size_t) { return 999; }
 
 }

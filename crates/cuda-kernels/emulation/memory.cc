@@ -213,7 +213,7 @@ void emulated_end_life(Address at, void* stream) {
     card().blocks.erase(found);
 }
 
-Result emulated_cuMemAllocAsync(Address* to, size_t bytes, void* stream) {
+Result cuMemAllocAsync(Address* to, size_t bytes, void* stream) {
     // A stream has its context.
     if (!stream)
         if (Result result = unless_here(__func__)) return result;
@@ -242,7 +242,7 @@ Result emulated_cuMemAllocAsync(Address* to, size_t bytes, void* stream) {
     pool.reserve(more);
     return SUCCESS;
 }
-Result emulated_cuMemFreeAsync(Address at, void* stream) {
+Result cuMemFreeAsync(Address at, void* stream) {
     // A stream has its context.
     if (!stream)
         if (Result result = unless_here(__func__)) return result;
@@ -284,7 +284,7 @@ Result cuMemFree_v2(Address at) {
     Card& c = card();
     if (Result result = cuCtxSynchronize()) return result;
     auto found = c.beside.find(at);
-    if (found == c.beside.end()) return emulated_cuMemFreeAsync(at, nullptr);
+    if (found == c.beside.end()) return cuMemFreeAsync(at, nullptr);
     c.beside_bytes -= found->second;
     c.beside.erase(found);
     free(reinterpret_cast<void*>(at));

@@ -14,6 +14,8 @@
 pub mod driver;
 #[cfg(not(feature = "ptx"))]
 pub mod emulation;
+#[cfg(feature = "ptx")]
+pub mod libraries;
 
 /// The texts that a driver loads, one for each source. Without the feature `ptx` they are empty.
 pub mod ptx {

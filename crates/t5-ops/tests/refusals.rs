@@ -268,6 +268,26 @@ fn the_emulated_card_ends_a_process_that_writes_behind_an_allocation() {
     assert!(!ran.status.success() && says.iter().any(|says| text.contains(says)), "{text}");
 }
 
+#[test]
+fn a_call_before_the_libraries_are_open_is_an_error() {
+    const NAME: &str = "a_call_before_the_libraries_are_open_is_an_error";
+    const CALLS: &str = "LOW_MEM_T5_TEST_CALLS";
+    if std::env::var_os(CALLS).is_some() {
+        let mut count = 0;
+        // SAFETY: a place for the number.
+        let called = unsafe { sys::cuDeviceGetCount(&raw mut count) };
+        assert_eq!((called, count), (CUresult::CUDA_ERROR_NOT_INITIALIZED, 0));
+        assert_eq!(cuda_device::cards().unwrap(), 1);
+        // SAFETY: as above.
+        let called = unsafe { sys::cuDeviceGetCount(&raw mut count) };
+        return assert_eq!((called, count), (CUresult::CUDA_SUCCESS, 1));
+    }
+    if is_emulated(&card()) {
+        let ran = test_alone(NAME, &[(CALLS, "1")]);
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stdout));
+    }
+}
+
 /// Attention, its gradients, and a product, on this card and on the CPU. Heads have the largest size that has kernels, or a size that is
 /// not a multiple of four.
 fn computes_as_the_cpu_does(dtype: DType, tolerance: f64) {

@@ -1,5 +1,7 @@
 //! Cards: NVIDIA's cards by their driver, and cards without a driver.
 
+use std::path::PathBuf;
+
 use memory_policy::{Card, Cards};
 
 use super::finding::Finding;
@@ -16,8 +18,8 @@ struct Facts {
     /// NVIDIA's display controllers on the bus.
     on_the_bus: usize,
     is_built_for_cuda: bool,
-    /// Whether this program can use the driver's CUDA library.
-    is_usable: bool,
+    /// The file of cuBLAS if this program can open a card, or why it cannot.
+    opened: Result<PathBuf, String>,
     /// Whether this program loads libraries, such as the driver's. A static program does not.
     loads_libraries: bool,
 }
@@ -28,14 +30,14 @@ pub fn findings() -> Vec<Finding> {
         cards: memory_policy::cards(),
         on_the_bus: on_the_bus(),
         is_built_for_cuda: cfg!(feature = "cuda"),
-        is_usable: candle_core::utils::cuda_is_available() && candle_core::Device::new_cuda_with_stream(0).is_ok(),
+        opened: cuda_device::open_card(0).and_then(|_| cuda_device::cublas()).map_err(|error| error.to_string()),
         loads_libraries: cfg!(not(target_env = "musl")),
     })
 }
 
 fn on_the_bus() -> usize {
     let devices = std::fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().filter_map(Result::ok);
-    let is_card = |path: std::path::PathBuf| {
+    let is_card = |path: PathBuf| {
         let of = |name: &str| read(&path.join(name).display().to_string()).unwrap_or_default();
         // Display controllers are class 03.
         of("vendor").trim() == NVIDIA && of("class").starts_with("0x03")
@@ -44,7 +46,7 @@ fn on_the_bus() -> usize {
 }
 
 fn diagnose(facts: &Facts) -> Vec<Finding> {
-    let Facts { cards, on_the_bus, is_built_for_cuda, is_usable, loads_libraries } = facts;
+    let Facts { cards, on_the_bus, is_built_for_cuda, opened, loads_libraries } = facts;
     let Ok(Cards { driver, cuda, cards }) = cards else {
         return vec![match on_the_bus {
             0 => Finding::note("cards", "no NVIDIA GPU, and none is needed"),
@@ -74,14 +76,15 @@ fn diagnose(facts: &Facts) -> Vec<Finding> {
         })
         .collect();
     let found = format!("{driver}, CUDA {cuda}");
-    let driver_found = match (is_built_for_cuda, is_usable) {
+    let driver_found = match (is_built_for_cuda, opened) {
         (false, _) => Finding::warning("card driver", format!("{found}; this build has no `cuda`: GPUs are not used"))
             .remedy("cargo build --release --features cuda"),
-        (true, false) => {
-            Finding::warning("card driver", format!("{found}; no GPU can be opened, the processor computes"))
+        (true, Err(why)) => {
+            Finding::warning("card driver", format!("{found}; no GPU can be opened, the processor computes: {why}"))
                 .remedy("check `nvidia-smi`, and that the driver is as new as the toolkit of the build")
         }
-        (true, true) => Finding::ok("card driver", found),
+        (true, Ok(cublas)) => Finding::ok("card driver", format!("{found}; cuBLAS: {}", cublas.display()))
+            .fact("cublas", cublas.display().to_string()),
     };
     findings.push(driver_found.fact("driver", driver.as_str()).fact("cuda", cuda.as_str()));
     findings
@@ -110,11 +113,13 @@ mod tests {
 
     #[test]
     fn a_card_that_is_not_used_is_a_warning_with_what_it_lacks() {
-        let good =
-            Facts { cards: Ok(one()), on_the_bus: 1, is_built_for_cuda: true, is_usable: true, loads_libraries: true };
+        let opened = Ok(PathBuf::from("libcublas.so.12"));
+        let good = Facts { cards: Ok(one()), on_the_bus: 1, is_built_for_cuda: true, opened, loads_libraries: true };
         check(&good, Severity::Ok, "79 GiB of 80 GiB free");
         check(&Facts { is_built_for_cuda: false, ..good.clone() }, Severity::Warning, "--features cuda");
-        check(&Facts { is_usable: false, ..good.clone() }, Severity::Warning, "no GPU can be opened");
+        check(&good, Severity::Ok, "cuBLAS: libcublas.so.12");
+        let no_products = Facts { opened: Err("cuBLAS was not found".into()), ..good.clone() };
+        check(&no_products, Severity::Warning, "no GPU can be opened, the processor computes: cuBLAS was not found");
         let none = Facts { cards: Err("no library".into()), on_the_bus: 0, ..good.clone() };
         check(&none, Severity::Note, "none is needed");
         check(&Facts { on_the_bus: 2, ..none.clone() }, Severity::Warning, "install the driver");
