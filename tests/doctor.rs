@@ -1,5 +1,9 @@
 //! `doctor`: findings for people and for programs, and exit codes by severity.
 
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::thread;
+
 use crate::run::Scene;
 
 #[test]
@@ -39,4 +43,34 @@ fn doctor_calls_a_directory_that_cannot_be_written_a_failure() {
     let scene = Scene::new();
     let ran = scene.run(&["doctor", "--quick", "--output", "/proc/here"]).expect_code(7);
     ran.expect_words(&["cannot be written", "--output DIR", "1 failure"]);
+}
+
+/// A server that gives one connection this answer, and the address of it.
+fn server(answer: &'static str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its address");
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a connection");
+        let mut request = [0; 256];
+        let length = stream.read(&mut request).expect("a request");
+        assert!(request[..length].starts_with(b"GET /ready HTTP/1.1\r\nHost: 127.0.0.1:"));
+        stream.write_all(answer.as_bytes()).expect("an answer");
+    });
+    address
+}
+
+#[test]
+fn doctor_asks_a_server_whether_it_takes_requests() {
+    let scene = Scene::new();
+    let ready = server("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").to_string();
+    scene.run(&["doctor", "--server", &ready]).expect_code(0).expect_words(&["server", "takes requests"]);
+    let draining = server("HTTP/1.1 503 Service Unavailable\r\n\r\n").to_string();
+    scene.run(&["doctor", "--server", &draining]).expect_code(7).expect_words(&["HTTP/1.1 503 Service Unavailable"]);
+    let hostile = server("\u{1b}[2J\u{202e}").to_string();
+    let ran = scene.run(&["doctor", "--server", &hostile, "--json"]).expect_code(7);
+    assert_eq!(ran.json()["findings"][0]["found"], format!("{hostile} takes no requests: \\u{{1b}}[2J\\u{{202e}}"));
+    let nobody =
+        TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").to_string();
+    scene.run(&["doctor", "--server", &nobody]).expect_code(7).expect_words(&["does not answer", "--listen"]);
+    scene.run(&["doctor", "--server", "here", "--quick"]).expect_code(2);
 }

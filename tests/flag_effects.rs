@@ -182,7 +182,7 @@ const ELSEWHERE: &[(&str, &[&str], &str)] = &[
     ("jobs run", &["--json"], "tests/jobs.rs"),
     ("jobs add", &["--output", "--priority", "--sweep", "--set", "--json"], "tests/jobs.rs"),
     ("jobs add", &["--config"], "crates/command/src/cli/job_flags.rs"),
-    ("doctor", &["--json", "--output", "--quick"], "tests/doctor.rs"),
+    ("doctor", &["--json", "--output", "--quick", "--server"], "tests/doctor.rs"),
     ("proof", &["--output", "--steps", "--seed", "--program", "--torch", "--python"], "tests/proof.rs"),
     ("report", &["--output"], "tests/views.rs"),
     ("convert-base", &["--model", "--precision", "--output", "--force", "--json"], "tests/convert_base.rs"),

@@ -78,7 +78,8 @@ Signals (SIGTERM, SIGINT, SIGHUP, SIGUSR1):
 
 const DOCTOR: &str = "\
 Exit codes:
-  0 nothing is wrong, 6 warnings (slower or less than the machine has), 7 training cannot work here
+  0 nothing is wrong, 6 warnings (slower or less than the machine has), 7 training cannot work here, or the server
+  takes no requests
 
 For a bug report: train_low_mem doctor --json > doctor.json";
 

@@ -72,8 +72,8 @@ pub enum PromptOverflow {
     Truncate,
 }
 
-/// The parser of an address to listen on. A port alone is one of this machine.
-fn address(text: &str) -> Result<SocketAddr, &'static str> {
+/// The parser of a server's address. A port alone is one of this machine.
+pub fn address(text: &str) -> Result<SocketAddr, &'static str> {
     let port = text.strip_prefix("localhost:").or_else(|| text.strip_prefix(':')).unwrap_or(text);
     match port.parse::<u16>() {
         Ok(port) => Ok(SocketAddr::from(([127, 0, 0, 1], port))),

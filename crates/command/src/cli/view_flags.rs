@@ -1,8 +1,11 @@
 //! Flags of the commands that show runs and machines: `report`, `watch`, `doctor` and `proof`.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Args;
+
+use crate::cli::serve_flags::address;
 
 /// Flags of `report`.
 #[derive(Args, Debug)]
@@ -32,6 +35,9 @@ pub struct DoctorArgs {
     /// Leave out the disk's rate, which writes and reads 64 MiB
     #[arg(long)]
     pub quick: bool,
+    /// Ask only whether a server at this address takes requests, as a container's health check does
+    #[arg(long, value_name = "ADDRESS", value_parser = address, conflicts_with_all = ["output", "quick"])]
+    pub server: Option<SocketAddr>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

@@ -10,6 +10,7 @@ mod memory;
 mod processes;
 mod processor;
 mod program;
+mod server;
 
 use memory_policy::plural;
 use serde_json::{Value, json};
@@ -19,14 +20,21 @@ use crate::failure::{Exit, Failure, Outcome};
 use crate::screen::report;
 use finding::{Finding, Severity};
 
-/// Examines the machine. Exits with 0 if there is no problem, with 6 if there are warnings, and with 7 if training cannot work.
+/// Examines the machine. Exits with 0 if there is no problem, with 6 if there are warnings, and with 7 if training, or the server, does
+/// not work.
 pub fn doctor(flags: &DoctorArgs) -> Outcome<()> {
-    let mut findings = program::findings();
-    findings.extend(processor::findings());
-    findings.extend(memory::findings());
-    findings.extend(disk::findings(&flags.output, flags.quick));
-    findings.extend(cards::findings());
-    findings.extend(processes::findings());
+    let findings = match flags.server {
+        Some(address) => server::findings(address),
+        None => [
+            program::findings(),
+            processor::findings(),
+            memory::findings(),
+            disk::findings(&flags.output, flags.quick),
+            cards::findings(),
+            processes::findings(),
+        ]
+        .concat(),
+    };
     let worst = findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Ok);
     let text = match flags.json {
         true => format!("{:#}\n", as_json(&findings, worst)),
