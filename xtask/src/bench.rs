@@ -1,4 +1,4 @@
-//! Benchmarks of the real command: `cargo xtask bench memory|limits|pressure|slope|levers|budgets|pace`.
+//! Benchmarks of the real command: `cargo xtask bench memory|limits|pressure|slope|levers|budgets|pace|readme`.
 //!
 //! Each benchmark runs `train_low_mem`, as built beside this program, in child processes and reads the operating
 //! system's counters for them. It writes one table for readers and one for programs to `bench`.
@@ -12,6 +12,7 @@ mod limits;
 mod memory;
 mod pace;
 mod pressure;
+mod readme;
 pub mod record;
 mod slope;
 
@@ -28,6 +29,7 @@ names:
   levers    measure how much memory each lever saves and how much time it costs
   budgets   measure how much of a budget is used, and how fast a step is within it
   pace      compare the planned time of a step with the measured one
+  readme    measure the README's table of steps beside PyTorch's, and write it there
 
 A whole benchmark rewrites the section of this processor in bench/NAME.md and NAME.json. With --filter or --quick it writes below target.\
 ";
@@ -95,6 +97,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
         "slope" => slope::run(&options),
         "budgets" => budgets::run(&options),
         "pace" => pace::run(&options),
+        "readme" => readme::run(root, &options, options.origin.command.clone()),
         other => Err(format!("unknown benchmark `{other}`\n{USAGE}")),
     };
     if options.is_whole() {
