@@ -40,8 +40,8 @@ system=$(uname -s) machine=$(uname -m)
 [ "$system" = Linux ] ||
     fail "there is no program for $system" 'on Windows, run this in WSL' 'elsewhere, build it: cargo install --path crates/train-low-mem'
 case $machine in
-    x86_64 | amd64) target=x86_64-unknown-linux-musl ;;
-    aarch64 | arm64) target=aarch64-unknown-linux-musl ;;
+    x86_64 | amd64) processor=x86_64 ;;
+    aarch64 | arm64) processor=aarch64 ;;
     *) fail "there is no program for $machine, expected x86_64 or aarch64" 'build it: cargo install --path crates/train-low-mem' ;;
 esac
 
@@ -90,7 +90,17 @@ place() {
 }
 
 fetch SHA256SUMS
-program=train_low_mem-$target
+# The static program runs everywhere. Where NVIDIA's driver is, the program that knows GPUs comes first, if the release has it.
+kinds='musl gnu'
+if [ -e /proc/driver/nvidia/version ] || [ -e /usr/lib/wsl/lib/libcuda.so.1 ]; then kinds='gnu musl'; fi
+program=train_low_mem-$processor-unknown-linux-musl
+for kind in $kinds; do
+    name=train_low_mem-$processor-unknown-linux-$kind
+    if awk -v name="$name" '$2 == name { found = 1 } END { exit !found }' "$temporary/SHA256SUMS"; then
+        program=$name
+        break
+    fi
+done
 fetch_checked "$program"
 fetch_checked train_low_mem.1
 chmod 755 "$temporary/$program"

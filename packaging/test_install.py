@@ -47,8 +47,8 @@ class Install(unittest.TestCase):
         (self.release / "train_low_mem.1").write_text(".TH TRAIN_LOW_MEM 1\n")
         self.write_sums()
 
-    def write_sums(self) -> None:
-        files = [NAME, "train_low_mem.1"]
+    def write_sums(self, program: str = NAME) -> None:
+        files = [program, "train_low_mem.1"]
         lines = [f"{hashlib.sha256((self.release / name).read_bytes()).hexdigest()}  {name}\n" for name in files]
         (self.release / "SHA256SUMS").write_text("".join(lines))
 
@@ -97,6 +97,14 @@ class Install(unittest.TestCase):
         ran = self.install("--from", str(self.release), PATH=path)
         self.assertEqual(ran.returncode, 0)
         self.assertNotIn("is not on your PATH", ran.stdout)
+
+    def test_the_program_for_glibc_is_installed_where_there_is_no_static_one(self) -> None:
+        name = NAME.replace("musl", "gnu")
+        (self.release / NAME).rename(self.release / name)
+        self.write_sums(name)
+        ran = self.install("--from", str(self.release))
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+        self.assertTrue((self.home / FILES[0]).exists())
 
     def test_wget_serves_where_there_is_no_curl(self) -> None:
         if not shutil.which("wget"):

@@ -58,6 +58,15 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     Ok(())
 }
 
+/// The version of CUDA's toolkit here, in the form of `CUDARC_CUDA_VERSION`: 13000 for 13.0.
+///
+/// # Errors
+/// No nvcc, which the message says.
+pub fn toolkit() -> Result<String, String> {
+    let version = version(&output(Command::new(nvcc()).arg("--version"))?)?;
+    Ok(version.replace('.', "0") + "0")
+}
+
 /// The compiler, found in the same way as in `crates/cuda-kernels/build.rs`.
 fn nvcc() -> PathBuf {
     match std::env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin/nvcc")) {

@@ -2,6 +2,8 @@
 //!
 //! * One static program for each target of this toolchain: stripped, checked for its size, and run in an empty directory tree,
 //!   as a `FROM scratch` image runs it. A program for another processor runs under QEMU there.
+//! * One program with support for NVIDIA's cards, for glibc 2.28 or later, where cargo-zigbuild and CUDA's compiler are at hand. It links none of
+//!   NVIDIA's libraries, and is run here, where there may be none.
 //! * A wheel of each program with the Python package. This machine's is installed into a new environment, where the package's tests run.
 //! * An image (`packaging/Dockerfile`), with the first of docker, podman and buildah that works.
 //! * Beside each program: the notices of other packages in it, which are in the wheel and the image too, and a bill of materials.
@@ -24,12 +26,17 @@ use std::process::Command;
 
 use sha2::{Digest, Sha256};
 
-use crate::page;
+use crate::{kernels, page};
 
 const USAGE: &str = "usage: cargo xtask release [TARGET]...   [default: every target that the toolchain has]";
 
 /// The targets of a release.
 const TARGETS: [&str; 2] = ["x86_64-unknown-linux-musl", "aarch64-unknown-linux-musl"];
+
+/// The target of the program for NVIDIA's cards. A static program opens no libraries, and a card's are libraries.
+const OF_CARDS: &str = "x86_64-unknown-linux-gnu";
+/// The features of that program.
+const FEATURES_OF_CARDS: &str = "train-low-mem/nccl";
 
 /// Static linking, and random bytes from the system call: an image from scratch has no /dev/urandom.
 const RUSTFLAGS: &str = "-C target-feature=+crt-static --cfg getrandom_backend=\"linux_getrandom\"";
@@ -102,14 +109,30 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
         };
         let program = release.build(compiler, target)?;
         release.check(target, &program)?;
-        third_party::write(root, target, &release.directory)?;
+        third_party::write(root, target, &[], &release.directory)?;
         programs.push((target, program));
     }
-    let Some((target, program)) = programs.iter().find(|(target, ..)| is_native(target)) else {
+    let alone =
+        programs.iter().find(|(target, _)| is_native(target)).map(|(target, program)| (*target, program.clone()));
+    if arguments.is_empty() || arguments.iter().any(|one| one == OF_CARDS) {
+        match release.build_for_cards() {
+            Ok(program) => {
+                release.check_for_cards(&program)?;
+                third_party::write(root, OF_CARDS, &[FEATURES_OF_CARDS], &release.directory)?;
+                programs.push((OF_CARDS, program));
+            }
+            Err(Absent::Tool(why)) => println!("skipped: {OF_CARDS} with GPUs: {why}"),
+            Err(Absent::Build(why)) => return Err(why),
+        }
+    }
+    let Some((_, program)) = programs.iter().find(|(target, _)| is_native(target)) else {
         return Err("no program for this machine was built".to_owned());
     };
     release.wheels(&programs, program)?;
-    release.image(program, &release.notices(target))?;
+    match &alone {
+        Some((target, program)) => release.image(program, &release.notices(target))?,
+        None => println!("skipped: the image: it takes the static program of this machine"),
+    }
     if page::has_target()? {
         page::write(root, &release.directory)?;
     } else {
@@ -118,6 +141,14 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     release.write_shell_files(program)?;
     release.write_sums()?;
     release.install(program)
+}
+
+/// Why there is no program for cards.
+enum Absent {
+    /// This machine lacks what builds it.
+    Tool(String),
+    /// It does not build.
+    Build(String),
 }
 
 /// The compiler and linker for a target's C libraries. zig supports every target.
@@ -203,6 +234,46 @@ impl Release<'_> {
         Ok(program)
     }
 
+    /// Builds the program for NVIDIA's cards, for the C library of `manylinux_2_28`.
+    fn build_for_cards(&self) -> Result<PathBuf, Absent> {
+        if output(Command::new("cargo-zigbuild").arg("--version")).is_err() {
+            return Err(Absent::Tool(hint_for_compiler("").to_owned()));
+        }
+        let toolkit = kernels::toolkit().map_err(Absent::Tool)?;
+        let mut cargo = Command::new("cargo-zigbuild");
+        cargo.args(["rustc", "--profile", PROFILE, "--locked", "-p", "train-low-mem", "--bin", "train_low_mem"]);
+        cargo
+            .args(["--features", FEATURES_OF_CARDS, "--target"])
+            .arg(format!("{OF_CARDS}.2.28"))
+            .arg("--")
+            .args(STRIPPED);
+        cargo.current_dir(self.root).env("CARGO_TARGET_DIR", &self.target).env("CUDARC_CUDA_VERSION", toolkit);
+        done(&mut cargo).map_err(Absent::Build)?;
+        let built = self.target.join(OF_CARDS).join(PROFILE).join("train_low_mem");
+        let program = self.directory.join(format!("train_low_mem-{OF_CARDS}"));
+        fs::copy(&built, &program).map_err(|error| Absent::Build(format!("{}: {error}", built.display())))?;
+        Ok(program)
+    }
+
+    /// Checks that the program for cards needs none of their libraries to start, and trains with it here.
+    fn check_for_cards(&self, program: &Path) -> Result<(), String> {
+        let bytes = fs::read(program).map_err(|error| format!("{}: {error}", program.display()))?;
+        let needed = elf::needed(&bytes)?;
+        if let Some(library) =
+            needed.iter().find(|name| ["libcu", "libnccl", "libnv"].iter().any(|of| name.starts_with(of)))
+        {
+            return Err(format!(
+                "{}: expected a program that opens a card's libraries itself, got one that links {library}",
+                program.display()
+            ));
+        }
+        let run = self.directory.join("run-of-cards");
+        let _ = fs::remove_dir_all(&run);
+        done(Command::new(program).args(["train", "--max-steps", "20", "--output"]).arg(&run))?;
+        println!("{OF_CARDS}: {} bytes, needs {}, trained 20 steps", bytes.len(), needed.join(" "));
+        Ok(())
+    }
+
     /// Checks the size and linking of a program, and runs it briefly if this machine can.
     fn check(&self, target: &str, program: &Path) -> Result<(), String> {
         let bytes = fs::read(program).map_err(|error| format!("{}: {error}", program.display()))?;
@@ -269,7 +340,7 @@ impl Release<'_> {
             let notices = self.notices(target);
             let wheel = wheel::write(self.root, program, Some(&notices), &version, &wheels, false)?;
             let bytes = fs::metadata(&wheel).map_or(0, |file| file.len());
-            let tried = if program == native {
+            let tried = if is_native(target) {
                 self.try_wheel(program, &wheel)?;
                 "installs, and its program and package run"
             } else {

@@ -7,6 +7,9 @@
 const PT_INTERP: u32 = 3;
 /// The type of the section that names the versions of other libraries.
 const SHT_GNU_VERNEED: u64 = 0x6fff_fffe;
+/// The type of the section for the dynamic linker, and of its entries that name a library.
+const SHT_DYNAMIC: u64 = 6;
+const DT_NEEDED: u64 = 1;
 /// Processors by their number in the header.
 const PROCESSORS: [(u64, &str); 2] = [(62, "x86_64"), (183, "aarch64")];
 
@@ -57,6 +60,27 @@ pub fn newest_glibc(file: &[u8]) -> Result<Option<(u64, u64)>, String> {
         }
     }
     Ok(newest)
+}
+
+/// The libraries that the dynamic linker loads before a program starts.
+pub fn needed(file: &[u8]) -> Result<Vec<String>, String> {
+    let start = number(file, 0x28, 8)?;
+    let (size, count) = (number(file, 0x3a, 2)?, number(file, 0x3c, 2)?);
+    let field = |section: u64, at: u64, bytes: usize| number(file, start + section * size + at, bytes);
+    let mut libraries = Vec::new();
+    for section in 0..count {
+        if field(section, 4, 4)? != SHT_DYNAMIC {
+            continue;
+        }
+        let names = field(field(section, 0x28, 4)?, 0x18, 8)?;
+        let (at, bytes) = (field(section, 0x18, 8)?, field(section, 0x20, 8)?);
+        for entry in (at..at + bytes).step_by(16) {
+            if number(file, entry, 8)? == DT_NEEDED {
+                libraries.push(text(file, names + number(file, entry + 8, 8)?).to_owned());
+            }
+        }
+    }
+    Ok(libraries)
 }
 
 /// `GLIBC_2.34`, or `GLIBC_2.2.5`, of which the last number does not count.

@@ -33,10 +33,11 @@ struct ThirdParties(Vec<Package>);
 ///
 /// # Errors
 /// cargo cannot read the locked tree, a package has no licence, or a file cannot be read or written.
-pub fn write(root: &Path, target: &str, directory: &Path) -> Result<[PathBuf; 2], String> {
+pub fn write(root: &Path, target: &str, features: &[&str], directory: &Path) -> Result<[PathBuf; 2], String> {
     let metadata = super::output(
         Command::new("cargo")
             .args(["metadata", "--format-version", "1", "--locked", "--filter-platform", target])
+            .args(features.iter().flat_map(|features| ["--features", features]))
             .current_dir(root),
     )?;
     let metadata: Value = serde_json::from_str(&metadata).map_err(|error| format!("cargo metadata: {error}"))?;

@@ -22,6 +22,9 @@ const MAX_BYTES: u64 = 40_000_000;
 /// The Python package, below `python`.
 const PACKAGE: &str = "low_mem_t5";
 
+/// cuBLAS as a wheel, for drivers of CUDA 12 and later: what the extra `cuda` adds to a program with support for cards.
+const CUBLAS: &str = "nvidia-cublas-cu12";
+
 /// The newest version of the C library that a wheel may need: that of `manylinux_2_28`.
 const NEWEST_GLIBC: (u64, u64) = (2, 28);
 
@@ -63,6 +66,9 @@ pub fn write(
         "Metadata-Version: 2.4\nName: low-mem-t5\nVersion: {version}\nSummary: Train T5 in the memory you have\n\
          License-Expression: MIT OR Apache-2.0\nRequires-Python: >=3.8\nClassifier: Typing :: Typed\n"
     );
+    if opens_libraries(&bytes) {
+        metadata += &format!("Provides-Extra: cuda\nRequires-Dist: {CUBLAS}; extra == \"cuda\"\n");
+    }
     for path in &licences {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         metadata += &format!("License-File: {name}\n");
@@ -82,6 +88,12 @@ pub fn write(
     fs::create_dir_all(directory).map_err(|error| named(directory, error))?;
     fs::write(&path, whole).map_err(|error| named(&path, error))?;
     Ok(path)
+}
+
+/// Whether a program knows cards: it then has the name of the library that it opens.
+fn opens_libraries(program: &[u8]) -> bool {
+    let name = b"libcublas.so";
+    program.windows(name.len()).any(|window| window == name)
 }
 
 /// The platforms on which a program runs, as wheels name them.
