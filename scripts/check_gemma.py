@@ -175,11 +175,11 @@ def classified(binary, folder, root, tokenizer, settings):
             if task == "classification":
                 source, target = tokenizer.encode(row["text"]).ids + [1], [model.config.label2id[row["label"]]]
             else:
-                # As `task.label_all_tokens` is off: the label of a word is that of its first token.
-                source, target, text = [2], [-100], ""
+                # Words are tokenized alone, and the label of a word is that of its first token.
+                source, target = [2], [-100]
                 for word, tag in zip(row["tokens"], row["ner_tags"], strict=True):
-                    ids = tokenizer.encode(f"{' ' if text else ''}{word}", add_special_tokens=False).ids
-                    source, target, text = source + ids, target + [model.config.label2id[tag]] + [-100] * (len(ids) - 1), word
+                    ids = tokenizer.encode(word, add_special_tokens=False).ids
+                    source, target = source + ids, target + [model.config.label2id[tag]] + [-100] * (len(ids) - 1)
                 source, target = source + [1], [[*target, -100]]
             with torch.no_grad():
                 loss = model(input_ids=torch.tensor([source]), labels=torch.tensor(target)).loss.item()

@@ -313,6 +313,12 @@ fn what_is_not_there_yet_is_refused_by_its_name() {
         assert!(words.iter().all(|word| ran.err.contains(word)), "{arguments:?}: {}", ran.err);
     };
     check(&["generate", "--model", "model", "--prompt", "w7 <image> w8"], &["without images", "token 5"]);
+    let of_shape =
+        ["--preset", "tiny-gemma", "--data", "rows.jsonl", "--tokenizer", "model/tokenizer.json", "--output", "new"];
+    check(
+        &[&of_shape[..], &["--set", "model.overrides={num_layers=2}"]].concat(),
+        &["model.overrides.num_layers", "no such key"],
+    );
     let long = "w7 ".repeat(70);
     check(&["generate", "--model", "model", "--prompt", &long], &["max_position_embeddings (64)"]);
     let export = |format| ["export", "--model", "model", "--format", format, "--output", "out"];
@@ -336,6 +342,13 @@ fn what_is_not_there_yet_is_refused_by_its_name() {
         ("/decoder/attention_bias", json!(true), "attention_bias"),
         ("/encoder/text_config/hidden_size", json!(32), "hidden_size"),
         ("/tie_word_embeddings", json!(false), "tie_word_embeddings"),
+        (
+            "/encoder/text_config/vocab_size",
+            json!(62),
+            "`encoder.text_config.vocab_size` is `62`, expected that of the decoder, 61",
+        ),
+        ("/decoder/vocab_size", json!(0), "decoder.vocab_size"),
+        ("/encoder/text_config/rope_parameters/full_attention/rope_type", json!("yarn"), "rope_type"),
     ] {
         let mut changed = config.clone();
         *changed.pointer_mut(path).expect("a key") = value;

@@ -220,6 +220,22 @@ fn classifiers_and_encoders_are_trained_from_the_whole_model_and_have_transforme
     }
 }
 
+#[test]
+fn the_first_screen_names_the_cost_of_a_large_table_and_the_command_that_gives_it_back() {
+    let scene = Scene::new();
+    let small = "model.overrides={d_model=16, d_ff=16, num_layers=1, num_decoder_layers=1}";
+    let few = ["train.max_steps=1", "train.eval_samples=1", "train.eval_generate_samples=0", "model.vocab_size=100000"];
+    let ran = scene.run(&settings(&[&few[..], &["model.config=tiny", small, "run.output_dir=whole"]].concat()));
+    assert!(!ran.expect_code(0).out.contains("trim-vocab"), "there is nothing to trim in a new model");
+    let ran = scene.run(&settings(&[&few[..3], &["model.init_from=whole/model", "run.output_dir=tuned"]].concat()));
+    let words = ran.expect_code(0).out.split_whitespace().collect::<Vec<_>>().join(" ");
+    for expected in
+        ["100,000 entries have 1.6 M of the parameters", "train_low_mem trim-vocab --model whole/model --keep-used"]
+    {
+        assert!(words.contains(expected), "{words}");
+    }
+}
+
 /// A tokenizer of letters, whose sources begin with `<bos>`.
 fn letters() -> Value {
     let special = ["<pad>", "<eos>", "<bos>", "<unk>", "<eoi>", "<image>"];

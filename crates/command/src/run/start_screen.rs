@@ -67,7 +67,7 @@ fn vocabulary(config: &Config, opened: &Opened) -> Option<String> {
         |spec: &&t5::ParameterSpec| spec.shape.len() == 2 && spec.shape[0] == opened.model.vocab_size;
     let table: u64 = specs.iter().filter(has_row_for_each).map(t5::ParameterSpec::elements).sum();
     let rows = opened.reading.train.originals.first()?;
-    (table > all / 4).then(|| {
+    (table > all / 8).then(|| {
         format!(
             "{} entries have {} of the parameters ({:.0} %); `train_low_mem trim-vocab --model {} --keep-used {} --output trimmed` \
              keeps those that the rows use",
