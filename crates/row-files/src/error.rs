@@ -193,6 +193,10 @@ impl Error {
         match unpaired {
             Unpaired::Missing(missing) => Self::Columns { path, missing, columns, delimiter },
             Unpaired::Template(key, reason) => Self::Setting { key, reason },
+            // Each row is one message: no two of its columns are a pair.
+            Unpaired::Question(_) if is_of_messages(&columns) => {
+                Self::Columns { path, missing: "response".to_owned(), columns, delimiter }
+            }
             Unpaired::Question(meanings) => Self::Question { path, meanings },
         }
     }
@@ -214,11 +218,7 @@ impl Error {
                 "write each list to a file of its own: `jq -c '.{list}[]' {} > {list}.jsonl`",
                 quoted(&path.to_string_lossy())
             )),
-            Self::Columns { columns, path, .. } if columns.iter().any(|column| column == "paragraphs") => Some(format!(
-                "a row of SQuAD's own layout has many questions; a row for each: \
-                 `jq -c '.data[].paragraphs[] | .context as $c | .qas[] | {{context: $c, question, answer: (.answers[0].text // \"\")}}' {} > rows.jsonl`",
-                quoted(&path.to_string_lossy())
-            )),
+            Self::Columns { .. } if self.layout_command().is_some() => self.layout_command(),
             Self::Columns { path, .. } if path.extension().is_some_and(|extension| extension == "txt") => Some(format!(
                 "lines of plain text become rows by `jq -Rc 'select(length > 0) | {{text: .}}' {} > rows.jsonl`",
                 quoted(&path.to_string_lossy())
@@ -270,6 +270,11 @@ impl Error {
             Self::Question { .. } | Self::Io { .. } | Self::Write(_) | Self::Stopped => None,
         }
     }
+}
+
+/// Whether each row is one message of a tree, as OpenAssistant publishes them.
+pub(crate) fn is_of_messages(columns: &[String]) -> bool {
+    ["message_id", "parent_id", "text", "role"].iter().all(|name| columns.iter().any(|column| column == name))
 }
 
 /// Whether these are columns of answers of which one was chosen.

@@ -1,7 +1,7 @@
 //! The ways out of a file whose columns have no known meaning: settings for each meaning that they could have, and a header for a file that
 //! lacks one.
 
-use crate::error::Error;
+use crate::error::{Error, is_of_messages};
 use crate::forms::guesses;
 use crate::meaning::{Meaning, quoted};
 
@@ -10,11 +10,37 @@ impl Error {
     pub fn meanings(&self) -> Vec<Meaning> {
         match self {
             Self::Question { meanings, .. } => meanings.clone(),
+            Self::Columns { .. } if self.layout_command().is_some() => Vec::new(),
             Self::Columns { missing, columns, .. } if ["prompt", "response"].contains(&missing.as_str()) => {
                 guesses(columns)
             }
             _ => Vec::new(),
         }
+    }
+
+    /// The command that makes rows of a layout in which a row of the file is more, or less, than a sample: that of SQuAD and of OpenAssistant.
+    pub(crate) fn layout_command(&self) -> Option<String> {
+        let Self::Columns { path, columns, .. } = self else { return None };
+        let has = |name: &str| columns.iter().any(|column| column == name);
+        let (what, command) = if has("paragraphs") {
+            (
+                "a row of SQuAD's own layout has many questions; a row for each",
+                "jq -c '.data[].paragraphs[] | .context as $c | .qas[] | {context: $c, question, answer: (.answers[0].text // \"\")}'",
+            )
+        } else if has("prompt.replies") {
+            (
+                "a row is a tree of messages; a row for each question and its first answer",
+                "jq -c '.prompt | recurse(.replies[]) | select(.role == \"prompter\" and .replies[0]) | {prompt: .text, response: .replies[0].text}'",
+            )
+        } else if is_of_messages(columns) {
+            (
+                "a row is one message of a tree; a row for each answer and what it answers",
+                "jq -sc '(map({(.message_id): .text}) | add) as $texts | .[] | select(.role == \"assistant\") | {prompt: $texts[.parent_id], response: .text}'",
+            )
+        } else {
+            return None;
+        };
+        Some(format!("{what}: `{command} {} > rows.jsonl`", quoted(&path.to_string_lossy())))
     }
 
     /// The command that gives the file a header, if its first line looks like a row.
@@ -48,6 +74,20 @@ mod tests {
             missing: missing.to_owned(),
             columns,
             delimiter: Some(delimiter),
+        }
+    }
+
+    #[test]
+    fn a_layout_whose_rows_are_no_samples_has_the_command_that_makes_rows_and_no_guess() {
+        for (names, words) in [
+            ("title|paragraphs", "`jq -c '.data[].paragraphs[]"),
+            ("message_tree_id|prompt|prompt.replies", "`jq -c '.prompt | recurse(.replies[])"),
+            ("message_id|parent_id|text|role", "`jq -sc '(map("),
+        ] {
+            let error = columns(names, "response", ',');
+            let hint = error.hint().unwrap_or_default();
+            assert!(hint.contains(words) && hint.ends_with("'my rows.csv' > rows.jsonl`"), "{hint}");
+            assert!(error.meanings().is_empty(), "{names}");
         }
     }
 
