@@ -109,7 +109,7 @@ impl MemorySnapshot {
 /// `rss 412.0 MiB, peak 530.2 MiB; 6.21 GiB available (cgroup); swap 0 B of 2 GiB; pressure 0.4 %`
 impl fmt::Display for MemorySnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rss {}, peak {}; ", self.rss, self.peak_rss)?;
+        write!(f, "{} now, {} at most; ", self.rss, self.peak_rss)?;
         write!(f, "{} available ({})", self.usable(), self.usable_is_set_by())?;
         if let Some(device) = &self.device {
             write!(f, "; {} of {} held, {} free", device.used, device.name, device.free)?;
@@ -122,7 +122,7 @@ impl fmt::Display for MemorySnapshot {
         }
         let worst = [self.pressure, self.group_pressure].into_iter().flatten().map(|p| p.some_percent);
         if let Some(percent) = worst.reduce(f64::max) {
-            write!(f, "; pressure {percent:.1} %")?;
+            write!(f, "; waiting for memory {percent:.1} % of the time")?;
         }
         Ok(())
     }
@@ -171,15 +171,15 @@ mod tests {
             peak_rss: Bytes::mib(530),
             ..Default::default()
         };
-        assert_eq!(now.to_string(), "rss 412 MiB, peak 530 MiB; 6 GiB available (host)");
+        assert_eq!(now.to_string(), "412 MiB now, 530 MiB at most; 6 GiB available (host)");
         now.group = group(1024, 600, 100);
         now.swap_total = Bytes::gib(2);
         now.swapped = Bytes::kib(12);
         now.swap_used = Bytes::mib(1);
         now.pressure = Some(Pressure { some_percent: 0.4, full_percent: 0.0 });
         now.group_pressure = Some(Pressure { some_percent: 12.25, full_percent: 3.0 });
-        let line = "rss 412 MiB, peak 530 MiB; 524 MiB available (cgroup); \
-                    swap 1 MiB of 2 GiB, 12 KiB of it ours; pressure 12.2 %";
+        let line = "412 MiB now, 530 MiB at most; 524 MiB available (cgroup); \
+                    swap 1 MiB of 2 GiB, 12 KiB of it ours; waiting for memory 12.2 % of the time";
         assert_eq!(now.to_string(), line);
     }
 
