@@ -33,7 +33,6 @@ const DENOISER: &str = "data.denoisers=[{ mean_span_tokens = 2.0 }]";
 const TWO: &str = "data.denoisers=[{ mean_span_tokens = 2.0 }, { objective = \"prefix-lm\" }]";
 const QUESTION: &str = "data.text_column=question";
 const GROUP: &str = "optimizer.groups=[{ parameters = [\"shared\"], learning_rate_factor = 0.5 }]";
-const KTO: &[&str] = &["preference.loss=kto", "data.train=kto.jsonl", STILL];
 const NO_LIST: &str = "data.train=[]";
 const STILL: &str = "train.dropout=0";
 const OFTEN: &str = "checkpoint.every_steps=1";
@@ -139,9 +138,6 @@ const ROWS: &[Row] = &[
     ("embedding.sizes", "16", &[STILL, EMBEDDING]),
     ("preference.loss", "orpo", &[STILL, CHOSEN, REJECTED]),
     ("preference.beta", "3", &[ORPO, STILL, CHOSEN, REJECTED]),
-    ("data.label_column", "good", KTO),
-    ("preference.desirable_weight", "3", KTO),
-    ("preference.undesirable_weight", "3", KTO),
     ("preference.gamma", "3", &["preference.loss=simpo", STILL, CHOSEN, REJECTED]),
     ("optimizer.name", "adamw", &[]),
     ("optimizer.learning_rate", "0.1", &[]),
@@ -209,7 +205,10 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("run.deterministic", "tests/same_bits.rs"),
     ("run.allow_changes", "crates/command/src/cli/mod.rs"),
     ("train.max_non_finite_steps", "tests/training.rs"),
+    ("data.label_column", "tests/preferences.rs"),
     ("preference.reference", "tests/preferences.rs"),
+    ("preference.desirable_weight", "tests/preferences.rs"),
+    ("preference.undesirable_weight", "tests/preferences.rs"),
     ("distill.teacher", "tests/distillation.rs"),
     ("distill.alpha", "tests/distillation.rs"),
     ("distill.temperature", "tests/distillation.rs"),
@@ -263,13 +262,6 @@ fn scene() -> Scene {
         "quoted.csv",
         ["prompt,response\n".to_string()].into_iter().chain((0..16).map(quoted)).collect::<String>(),
     );
-    let judged = |number: usize| {
-        let (label, good) = (number.is_multiple_of(2), number.is_multiple_of(3));
-        format!(
-            "{{\"prompt\":\"what is {number}\",\"completion\":\"it is {number}\",\"label\":{label},\"good\":{good}}}\n"
-        )
-    };
-    scene.write("kto.jsonl", (0..16).map(judged).collect::<String>());
     scene.write("special.jsonl", "{\"prompt\":\"which\",\"response\":\"<extra_id_0> that\"}\n".repeat(2));
     scene.write(
         "holes.jsonl",

@@ -46,6 +46,10 @@ fn a_model_that_is_not_there_is_said_to_be_missing_with_what_would_fetch_it() {
     check("runs/fin", &["runs/fin: no such directory", "did you mean `runs/fine`?"]);
     check("runs/fine", &["the model is `bart`, expected one of the T5 family"]);
     check("runs", &["no config.json in it"]);
+    scene.write("adapter/adapter_config.json", "{}");
+    scene.write("rows.jsonl", "{\"prompt\": \"a\", \"response\": \"b\"}\n");
+    let train = scene.run(&["--model", "adapter", "--data", "rows.jsonl", "--output", "next"]).expect_code(4);
+    train.expect_words(&["it is an adapter", "--model BASE --set lora.init_from=adapter"]);
     scene.write("runs/fine/config.json", "{\"model_type\": \"t5\"}");
     check("runs/fine", &["no tokenizer in it: expected tokenizer.json, spiece.model, tokenizer.model, or vocab.json"]);
 }
@@ -58,6 +62,12 @@ fn a_tokenizer_that_is_not_the_models_own_is_warned_about() {
     let train = ["train-tokenizer", "--input", "some.txt", "--vocab-size", "400", "--output", "other.json"];
     scene.run(&train).expect_code(0);
     scene.write("same.json", scene.read("run/model/tokenizer.json"));
+    // Tokens were added to the tokenizer alone.
+    let mut small: serde_json::Value = serde_json::from_slice(&scene.read("run/model/config.json")).expect("JSON");
+    let entries = std::mem::replace(&mut small["vocab_size"], 200.into());
+    scene.write("small/config.json", small.to_string());
+    scene.write("small/tokenizer.json", scene.read("same.json"));
+    answers(&scene, "small").expect_code(4).expect_words(&[&format!("model.resize_token_embeddings({entries})")]);
     for (tokenizer, warns) in [("other.json", true), ("same.json", false)] {
         let tokenizer = format!("data.tokenizer={tokenizer}");
         let from = ["--set", "model.init_from=run", "--set", &tokenizer, "--dry-run", "--output", "next"];

@@ -201,6 +201,9 @@ impl Error {
             Error::Config { key, origin, .. } if origin == "generation_config.json" => {
                 Some(format!("set `{key}` in the model's {origin}, or remove it there"))
             }
+            Error::Config { key, got, .. } if *key == "architectures" && got.contains("Encoder") => {
+                Some("an encoder has vectors: `train_low_mem embed --model DIR --input FILE --output vectors.npy`".to_owned())
+            }
             Error::Config { key, .. } => Some(format!("set `{key}` in the model's config.json")),
             Error::Family { .. } => Some(
                 "T5, T5 v1.1, flan-T5, mT5, mT0, UMT5, ByT5, CodeT5, MADLAD-400, UL2, T5Gemma and T5Gemma 2 are read; docs/models.md lists \

@@ -179,11 +179,14 @@ pub fn check_size(model: &t5::Config, tokenizer: &Tokenizer) -> Outcome<()> {
     if tokenizer.vocab_size() <= model.vocab_size {
         return Ok(());
     }
+    let entries = tokenizer.vocab_size();
     Err(Failure::unusable(format!(
-        "{}: the tokenizer has {} entries, expected at most the {} rows of the model's embedding",
+        "{}: the tokenizer has {entries} entries, expected at most the {} rows of the model's embedding",
         tokenizer.path().display(),
-        tokenizer.vocab_size(),
         model.vocab_size
+    ))
+    .hint(format!(
+        "if tokens were added to it, the model grows by `model.resize_token_embeddings({entries})` in transformers"
     )))
 }
 
@@ -294,6 +297,9 @@ fn of_directory(directory: &Path) -> Outcome<PathBuf> {
         Failure::unusable(format!("{shown}: expected a Hugging Face model directory, found no config.json in it"));
     Err(match newest_checkpoint(directory) {
         Some(newest) => failure.hint(format!("use its newest checkpoint: `{}`", newest.display())),
+        None if directory.join(CONFIG_FILE).is_file() => failure.hint(format!(
+            "it is an adapter: `--model BASE --set lora.init_from={shown}` trains it further, `--model BASE --adapter {shown}` answers with it"
+        )),
         None => failure.hint("a model directory has config.json, the weights and the tokenizer"),
     })
 }

@@ -243,9 +243,8 @@ fn model_config(config: &Config, init_from: Option<&Path>, tokenizer: &Tokenizer
     model = adapted(config, model, init_from)?;
     model_directory::check_size(&model, tokenizer).map_err(|failure| {
         failure.hint(match init_from {
-            Some(_) => {
-                "use the tokenizer that the weights were trained with: leave out `data.tokenizer`, or name its file"
-            }
+            Some(_) if config.data.tokenizer.is_some() => "leave out `data.tokenizer`: the model has its own",
+            Some(_) => "or use the tokenizer that the weights were trained with: `--tokenizer FILE`",
             None => "use the tokenizer's size: `--set model.vocab_size=auto`",
         })
     })?;
