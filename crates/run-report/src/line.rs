@@ -1,5 +1,7 @@
 //! One line of `metrics.jsonl`: the fields that a page needs.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
@@ -47,6 +49,8 @@ pub struct Step {
     pub padded_tokens: u64,
     /// Samples.
     pub samples: u64,
+    /// Samples of each task of a mixture.
+    pub tasks: BTreeMap<String, u64>,
     /// Tokens per second.
     #[serde(deserialize_with = "number")]
     pub tokens_per_second: Option<f64>,

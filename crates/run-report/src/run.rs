@@ -1,5 +1,7 @@
 //! A run, built from its events in bounded memory.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use crate::answers::{Answers, SampleAnswer};
@@ -17,6 +19,8 @@ const MAX_NOTES: usize = 48;
 const MAX_NOTE_CHARACTERS: usize = 300;
 /// The most scores of an evaluation that are kept.
 const MAX_SCORES: usize = 12;
+/// The most tasks whose samples are counted.
+const MAX_TASKS: usize = 64;
 /// The most bytes of the scores of labels that are kept, of one evaluation and of all.
 const MAX_CLASSES_BYTES: [usize; 2] = [32 << 10, 512 << 10];
 /// The most bytes of a plan's JSON that are kept.
@@ -45,6 +49,8 @@ pub struct Evaluation {
     pub samples: (u64, u64),
     /// The scores of each label as JSON text, if the answers are labels.
     pub classes: Option<String>,
+    /// The scores of each task as JSON text, if the rows have tasks.
+    pub tasks: Option<String>,
 }
 
 /// An event to show.
@@ -121,6 +127,7 @@ pub struct Run {
     answers: Answers,
     notes: Vec<Note>,
     totals: Totals,
+    samples_of_tasks: BTreeMap<String, u64>,
     total_steps: Option<u64>,
     step: u64,
     epoch: u64,
@@ -153,6 +160,7 @@ impl Run {
             answers: Answers::default(),
             notes: Vec::new(),
             totals: Totals::default(),
+            samples_of_tasks: BTreeMap::new(),
             total_steps: None,
             step: 0,
             epoch: 0,
@@ -225,6 +233,12 @@ impl Run {
             (&mut totals.cut_targets, step.cut_targets),
         ] {
             *sum = sum.saturating_add(more);
+        }
+        for (task, samples) in &step.tasks {
+            if self.samples_of_tasks.len() < MAX_TASKS || self.samples_of_tasks.contains_key(task) {
+                let sum = self.samples_of_tasks.entry(clipped(task, 80)).or_default();
+                *sum = sum.saturating_add(*samples);
+            }
         }
         totals.longest.0 = totals.longest.0.max(step.longest_source.unwrap_or(0));
         totals.longest.1 = totals.longest.1.max(step.longest_target.unwrap_or(0));
@@ -309,6 +323,8 @@ impl Run {
         let mut scores: Vec<(String, f64)> = scores.collect();
         scores.sort_by_key(|(name, _)| wanted.iter().position(|other| other == name).unwrap_or(usize::MAX));
         scores.truncate(MAX_SCORES);
+        let text_of =
+            |name: &str| fields.get(name).map(Value::to_string).filter(|text| text.len() <= MAX_CLASSES_BYTES[0]);
         let evaluation = Evaluation {
             step,
             loss,
@@ -316,14 +332,17 @@ impl Run {
             wanted: if wanted.is_empty() { scores.len().min(2) } else { wanted.len().min(scores.len()) },
             scores,
             samples: (fields["samples"].as_u64().unwrap_or(0), fields["generated_samples"].as_u64().unwrap_or(0)),
-            classes: fields.get("classes").map(Value::to_string).filter(|text| text.len() <= MAX_CLASSES_BYTES[0]),
+            classes: text_of("classes"),
+            tasks: text_of("tasks"),
         };
         self.evaluations.retain(|other| other.step != step);
         self.evaluations.push(evaluation);
         let mut bytes = 0;
         for evaluation in self.evaluations.iter_mut().rev() {
-            bytes += evaluation.classes.as_ref().map_or(0, String::len);
-            evaluation.classes.take_if(|_| bytes > MAX_CLASSES_BYTES[1]);
+            for text in [&mut evaluation.classes, &mut evaluation.tasks] {
+                bytes += text.as_ref().map_or(0, String::len);
+                text.take_if(|_| bytes > MAX_CLASSES_BYTES[1]);
+            }
         }
         if self.evaluations.len() > MAX_EVALUATIONS {
             let mut at = 0;
@@ -387,6 +406,11 @@ impl Run {
     /// Sums over the steps.
     pub fn totals(&self) -> &Totals {
         &self.totals
+    }
+
+    /// The samples of each task of a mixture so far.
+    pub fn samples_of_tasks(&self) -> &BTreeMap<String, u64> {
+        &self.samples_of_tasks
     }
 
     /// The evaluations, oldest first.

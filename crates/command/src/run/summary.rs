@@ -135,7 +135,10 @@ fn settings_of_columns(config: &Config) -> String {
         ("target_lang", &of.target_lang),
     ]);
     let loss = config.values.text("preference.loss").map(|loss| format!(" --set preference.loss={loss}"));
-    columns + &loss.unwrap_or_default()
+    let reference = config.frozen.as_ref().filter(|of| of.key == "preference.reference");
+    let reference =
+        reference.map(|of| format!(" --set {}", quoted_text(&format!("{}={}", of.key, of.named.display()))));
+    columns + &loss.unwrap_or_default() + &reference.unwrap_or_default()
 }
 
 /// The settings that say how the run's text files were read.

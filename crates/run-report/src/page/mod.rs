@@ -17,6 +17,7 @@ mod recipe;
 mod run;
 mod runs;
 mod scale;
+mod tasks;
 
 pub use plan::of_plan;
 pub use run::of_run;

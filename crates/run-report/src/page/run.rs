@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::chart::Chart;
 use super::scale::Scale;
-use super::{MAX_BYTES, bill, classes, escape, page, recipe, section};
+use super::{MAX_BYTES, bill, classes, escape, page, recipe, section, tasks};
 use crate::figures::{self, bytes, count, decimal, score, score_name};
 use crate::run::{Evaluation, Run};
 use crate::series::Series;
@@ -172,7 +172,7 @@ fn learning(run: &Run) -> String {
         count => format!("<p class=\"wrong\">{count} values were not finite and are not drawn.</p>"),
     };
     let charts = format!("<div class=\"charts\">{}{}{rate}{norm}</div>", loss.html(), scores(run));
-    format!("{charts}{note}{}{}", evaluations(run), labels(run))
+    format!("{charts}{note}{}{}{}", evaluations(run), tasks(run), labels(run))
 }
 
 /// A chart of each score that was asked for.
@@ -206,6 +206,13 @@ pub(super) fn score_points(run: &Run, name: &str) -> Vec<(f64, f64)> {
 /// The unit of a score out of 100.
 pub(super) fn score_unit(name: &str) -> &'static str {
     if score(name, 1.0).ends_with('%') { "%" } else { "of 100" }
+}
+
+/// The tasks of a mixture, with their scores in the evaluation of the model that is kept.
+fn tasks(run: &Run) -> String {
+    let kept = run.kept_evaluation();
+    let scores = kept.and_then(|kept| serde_json::from_str(kept.tasks.as_deref()?).ok()).unwrap_or(Value::Null);
+    tasks::html(run.samples_of_tasks(), (&scores, kept.map_or(0, |kept| kept.step)))
 }
 
 /// The labels of the model that is kept.

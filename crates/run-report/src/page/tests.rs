@@ -92,6 +92,29 @@ fn the_labels_of_the_model_that_is_kept_have_their_scores_and_a_confusion_matrix
 }
 
 #[test]
+fn the_tasks_of_a_mixture_have_their_samples_and_their_scores() {
+    let mut run = Run::new("mixture");
+    for step in 1..=3 {
+        run.note(&json!({"event": "step", "step": step, "loss": 2.0, "tasks": {"sums": 5, "<names>": 2}}).to_string());
+    }
+    let scores = |bleu: f64| json!({"loss": 1.5, "bleu": bleu, "samples": 4, "metrics": ["bleu"]});
+    let tasks = json!({"sums": scores(30.0), "<names>": scores(12.5)});
+    run.note(
+        &json!({"event": "eval", "step": 3, "loss": 1.5, "bleu": 21.25, "metrics": ["bleu"], "tasks": tasks})
+            .to_string(),
+    );
+    let page = of_run(&run);
+    for expected in [
+        "Tasks, scored after step 3",
+        "<td>sums</td><td class=\"n\">15</td><td class=\"n\">4</td><td class=\"n\">1.5</td>",
+        "<td>&lt;names&gt;</td><td class=\"n\">6</td>",
+        "<td class=\"n\">12.5</td></tr>",
+    ] {
+        assert!(page.contains(expected), "{expected}\n{page}");
+    }
+}
+
+#[test]
 fn a_long_run_with_long_answers_has_a_small_page() {
     let mut run = run_of(20_000, "a run");
     run.set_config(&"key = \"<<<<<<<<<<<<<<<<<<<<<<<<\" # --set: x\n".repeat(2000));

@@ -60,8 +60,13 @@ fn of_row<T: Element>(logits: &mut [T], teacher: &[T], label: usize, (scale, of)
         + (f64::from(of_teacher.largest) - f64::from(student.largest)) * f64::from(inverse);
     let divergence = divergence(logits, teacher, of_teacher, 1.0 / of_teachers, between as f32);
     let [own, others] = [(1.0 - alpha) * scale, alpha * temperature * scale].map(|factor| factor as f32);
-    to_gradient(logits, teacher, student, own / total, (others / of_cooled, inverse), of_teacher, others / of_teachers);
-    logits[label] = T::from_f32(logits[label].to_f32() - own);
+    let [of_own, of_cool] = [own / total, others / of_cooled];
+    let of_k = others / of_teachers;
+    // The difference of numbers that may be close: rounded once, after the subtractions.
+    let k = teacher[label].to_f32();
+    let label_gradient = student.of(logit) * of_own - own + (cooled.of(logit) * of_cool - of_teacher.of(k) * of_k);
+    to_gradient(logits, teacher, student, of_own, (of_cool, inverse), of_teacher, of_k);
+    logits[label] = T::from_f32(label_gradient);
     let objective = alpha * temperature * temperature * f64::from(divergence) + (1.0 - alpha) * cross_entropy;
     LossSums { cross_entropy, objective }
 }
