@@ -55,6 +55,7 @@ pub fn start_with(limits: Limits, keys: &str, capacity: usize) -> Running {
                 Prompt::Text(text) => text.clone(),
                 Prompt::Tokens(ids) => format!("{ids:?}"),
                 Prompt::Chat(messages) => messages.last().unwrap().content.clone(),
+                Prompt::Pair(query, document) => format!("{query} {document}"),
             };
             answer(job, &prompt, &gate, &told);
             let _ = told.send(prompt);
