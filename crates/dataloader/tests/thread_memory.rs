@@ -63,7 +63,7 @@ fn bytes(name: &str) -> u64 {
 }
 
 #[test]
-fn a_thread_takes_what_is_stated_beside_the_blocks_that_it_is_given_and_at_least_a_third() {
+fn a_thread_takes_what_is_stated_beside_the_blocks_that_it_is_given_and_some_text_takes_at_least_half() {
     if !Path::new("/proc/self/clear_refs").exists() {
         return;
     }
@@ -72,6 +72,7 @@ fn a_thread_takes_what_is_stated_beside_the_blocks_that_it_is_given_and_at_least
     let (directory, here) = (tempfile::tempdir().unwrap(), Path::new(env!("CARGO_MANIFEST_DIR")));
     let usual = dataset(directory.path(), "usual.parquet", &["seven twelve 12 apple".to_owned()]);
     let hostile = dataset(directory.path(), "hostile.parquet", &texts::hostile());
+    let mut most = (0, 0);
     for tokenizer in [
         "../../data/sample-tokenizer.json",
         "tests/goldens/tokenizers/codet5/vocab.json",
@@ -93,6 +94,8 @@ fn a_thread_takes_what_is_stated_beside_the_blocks_that_it_is_given_and_at_least
         let (held, given) = (bytes("VmHWM:") - before, heap::peak_live());
         let beside = held.saturating_sub(given);
         assert!(beside <= of_thread, "{tokenizer:?}: {beside} bytes beside {given} in blocks, {of_thread} stated");
-        assert!(beside >= of_thread / 3, "{tokenizer:?}: {beside} bytes beside {given} in blocks, {of_thread} stated");
+        most = most.max((beside, of_thread));
     }
+    let (beside, of_thread) = most;
+    assert!(beside >= of_thread / 2, "at most {beside} bytes beside the blocks, {of_thread} stated");
 }

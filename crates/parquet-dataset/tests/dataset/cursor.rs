@@ -99,6 +99,23 @@ fn rows_of_any_size_in_pages_of_any_length_are_read_at_most_twice() {
 }
 
 #[test]
+fn a_page_of_a_thousand_rows_is_read_at_most_twice() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("rows.parquet");
+    for compression in [Compression::UNCOMPRESSED, Compression::SNAPPY] {
+        let properties = WriterProperties::builder()
+            .set_data_page_row_count_limit(1024)
+            .set_write_batch_size(1024)
+            .set_data_page_size_limit(usize::MAX)
+            .set_dictionary_enabled(false)
+            .set_compression(compression);
+        let expected = write(&path, 1030, 64 << 10, 1030, properties.build());
+        let cost = cost(&path, &expected);
+        assert!(cost < 2.0, "{compression}: {cost}");
+    }
+}
+
+#[test]
 fn a_row_that_repeats_a_value_of_a_large_dictionary_gets_it() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("rows.parquet");
