@@ -5,6 +5,7 @@
 //!
 //! * Only regular files are opened, after symbolic links are followed. Everything else is an error at once.
 //! * A symbolic link of another user leads only to what that user may read, too (see [`reach`] for directories that will be changed).
+//! * Directories are listed, and paths are made real, along the same way: a path without links would hide who led there.
 //! * A whole file is read into memory only up to a length that the caller gives.
 //!
 //! ```
@@ -22,7 +23,7 @@ mod walk;
 
 use std::fs::{File, FileType};
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub use users::{is_trusted, keeps_names, ours};
 pub use walk::{Reached, reach};
@@ -39,6 +40,24 @@ pub fn open(path: &Path) -> io::Result<File> {
     // The name may refer to another file by now.
     expect_regular(file.metadata()?.file_type())?;
     Ok(file)
+}
+
+/// The paths of a directory's entries, in no order.
+///
+/// # Errors
+/// It is none, or cannot be listed; [`io::ErrorKind::PermissionDenied`] if a link of another user leads to a directory that this user
+/// may not list.
+pub fn list(directory: &Path) -> io::Result<impl Iterator<Item = io::Result<PathBuf>> + use<>> {
+    let base = directory.to_owned();
+    Ok(walk::list(directory)?.map(move |name| Ok(base.join(name?))))
+}
+
+/// The absolute path of a file or a directory without symbolic links.
+///
+/// # Errors
+/// There is none; [`io::ErrorKind::PermissionDenied`] if a link of another user leads where this user may not go.
+pub fn real_path(path: &Path) -> io::Result<PathBuf> {
+    walk::real_path(path)
 }
 
 /// Whether a file that begins with these bytes is a pointer of Git LFS: a few lines that Git writes in place of a large file that it did

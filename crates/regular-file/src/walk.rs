@@ -2,12 +2,12 @@
 //!
 //! * A link of ours or of root is followed.
 //! * On the way to a directory in which something will change, a link of any other user is refused: its owner could exchange it.
-//! * On the way to a file that is only read, such a link is followed where its owner could read, too: a shared cache of models consists of
-//!   such links. It is refused before anything else, because a command could publish what only we may read.
+//! * On the way to a file or a directory that is only read, such a link is followed where its owner could read, too: a shared cache of
+//!   models consists of such links. It is refused before anything else, because a command could publish what only we may read.
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::users;
 
@@ -23,9 +23,9 @@ pub struct Reached {
 }
 
 #[cfg(target_os = "linux")]
-pub(crate) use linux::open;
-#[cfg(target_os = "linux")]
 pub use linux::reach;
+#[cfg(target_os = "linux")]
+pub(crate) use linux::{list, open, real_path};
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -33,7 +33,7 @@ mod linux {
     use std::os::unix::ffi::OsStringExt;
     use std::path::Component;
 
-    use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat};
+    use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat};
 
     use super::*;
 
@@ -49,8 +49,10 @@ mod linux {
     enum Purpose {
         /// Change what is there.
         Change,
-        /// Read it.
+        /// Read a file, or only find the end of the way.
         Read,
+        /// List a directory.
+        List,
     }
 
     /// The end of a way.
@@ -58,6 +60,8 @@ mod linux {
         directory: File,
         /// The name of a file in it; none where the path leads to the directory itself.
         file: Option<OsString>,
+        /// The whole way without links, from where it began.
+        path: PathBuf,
         is_guarded: bool,
     }
 
@@ -66,7 +70,7 @@ mod linux {
     /// # Errors
     /// It does not exist or is none; a symbolic link of another user is on the way.
     pub fn reach(path: &Path) -> io::Result<Reached> {
-        let End { directory, file: None, is_guarded } = walk(path, Purpose::Change)? else {
+        let End { directory, file: None, is_guarded, .. } = walk(path, Purpose::Change)? else {
             return Err(io::ErrorKind::NotADirectory.into());
         };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -85,9 +89,26 @@ mod linux {
         Ok(openat(&end.directory, name, flags, Mode::empty())?.into())
     }
 
+    /// The names in the directory at a path.
+    pub(crate) fn list(path: &Path) -> io::Result<impl Iterator<Item = io::Result<OsString>> + use<>> {
+        let End { directory, file: None, .. } = walk(path, Purpose::List)? else {
+            return Err(io::ErrorKind::NotADirectory.into());
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let listed = Dir::new(openat(&directory, ".", flags, Mode::empty())?)?;
+        let names = listed.map(|entry| Ok(OsString::from_vec(entry?.file_name().to_bytes().into())));
+        Ok(names.filter(|name| !name.as_ref().is_ok_and(|name| name == "." || name == "..")))
+    }
+
+    /// The absolute path without links.
+    pub(crate) fn real_path(path: &Path) -> io::Result<PathBuf> {
+        Ok(walk(&std::path::absolute(path)?, Purpose::Read)?.path)
+    }
+
     fn walk(path: &Path, purpose: Purpose) -> io::Result<End> {
         let mut here = begin(path)?;
         let (mut left, mut links, mut is_guarded, mut leader) = (names(path), 0, true, None);
+        let mut so_far = PathBuf::from(if path.is_absolute() { "/" } else { "" });
         while let Some(name) = left.pop() {
             let at = fstat(&here)?;
             is_guarded &= users::keeps_names(at.st_uid, at.st_mode);
@@ -98,6 +119,11 @@ mod linux {
                 FileType::Directory => {
                     expect_open_to(leader.as_ref(), &stat, OTHERS_SEARCH)?;
                     here = found;
+                    if name == ".." {
+                        so_far.pop();
+                    } else {
+                        so_far.push(name);
+                    }
                 }
                 FileType::Symlink if links == MAX_LINKS => return Err(rustix::io::Errno::LOOP.into()),
                 FileType::Symlink => {
@@ -111,19 +137,24 @@ mod linux {
                     let target = OsString::from_vec(readlinkat(&found, "", Vec::new())?.into_bytes());
                     if Path::new(&target).is_absolute() {
                         here = begin(target.as_ref())?;
+                        so_far = PathBuf::from("/");
                     }
                     left.extend(names(target.as_ref()));
                 }
                 _ if left.is_empty() => {
                     expect_open_to(leader.as_ref(), &stat, OTHERS_READ)?;
-                    return Ok(End { directory: here, file: Some(name), is_guarded });
+                    so_far.push(&name);
+                    return Ok(End { directory: here, file: Some(name), path: so_far, is_guarded });
                 }
                 _ => return Err(io::ErrorKind::NotADirectory.into()),
             }
         }
         let at = fstat(&here)?;
         is_guarded &= users::keeps_names(at.st_uid, at.st_mode);
-        Ok(End { directory: here, file: None, is_guarded })
+        if purpose == Purpose::List {
+            expect_open_to(leader.as_ref(), &at, OTHERS_READ)?;
+        }
+        Ok(End { directory: here, file: None, path: so_far, is_guarded })
     }
 
     fn begin(path: &Path) -> io::Result<File> {
@@ -191,6 +222,16 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn list(path: &Path) -> io::Result<impl Iterator<Item = io::Result<std::ffi::OsString>> + use<>> {
+    Ok(std::fs::read_dir(path)?.map(|entry| Ok(entry?.file_name())))
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn real_path(path: &Path) -> io::Result<PathBuf> {
+    std::fs::canonicalize(path)
+}
+
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use std::fs;
@@ -240,6 +281,40 @@ mod tests {
         assert_eq!(read("b").unwrap(), "closed", "it is a file of theirs");
         symlink("ours/private", root.join("mine")).unwrap();
         assert_eq!(read("mine").unwrap(), "ours/private");
+    }
+
+    #[test]
+    fn names_of_a_directory_are_those_that_the_user_of_the_link_could_list() {
+        let Some((_scene, root)) = scene() else { return };
+        let names = |name: &str| {
+            let mut names: Vec<PathBuf> = crate::list(&root.join(name))?.collect::<io::Result<_>>()?;
+            names.sort();
+            Ok::<_, io::Error>(names)
+        };
+        assert_eq!(names("ours").unwrap(), [root.join("ours/private")]);
+        assert_eq!(names("e").unwrap().len(), 8);
+        assert_eq!(names("public").unwrap_err().kind(), io::ErrorKind::NotADirectory);
+        for mode in [0o700, 0o711] {
+            fs::set_permissions(root.join("ours"), fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(names("d").unwrap_err().kind(), io::ErrorKind::PermissionDenied, "{mode:o}");
+        }
+        fs::set_permissions(root.join("ours"), fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(names("d").unwrap(), [root.join("d/private")]);
+    }
+
+    #[test]
+    fn a_real_path_is_that_of_the_system_where_no_other_user_led() {
+        let Some((_scene, root)) = scene() else { return };
+        symlink(root.join("ours"), root.join("mine")).unwrap();
+        for name in ["", "public", "ours/../public", "mine", "mine/private", "mine/..", "e/public", "a"] {
+            let path = root.join(name);
+            assert_eq!(crate::real_path(&path).unwrap(), fs::canonicalize(&path).unwrap(), "{name}");
+        }
+        assert_eq!(crate::real_path(Path::new(".")).unwrap(), fs::canonicalize(".").unwrap());
+        for refused in ["c", "d", "d/private"] {
+            assert_eq!(crate::real_path(&root.join(refused)).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        }
+        assert_eq!(crate::real_path(&root.join("absent")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

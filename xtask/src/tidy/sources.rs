@@ -41,14 +41,20 @@ const RAW_FILES: &[(&str, &str)] = &[
 /// Where the system's own files are, which no user can exchange.
 const OF_THE_SYSTEM: [&str; 2] = ["\"/proc/", "\"/sys/"];
 
-/// Calls that open a file to read it. `regular-file` waits for no pipe, and follows no link that another user planted.
-const RAW_READS: [&str; 3] = ["File::open(", "fs::read(", "fs::read_to_string("];
+/// Calls that open a file to read it, list a directory, or replace a path by one without links. `regular-file` waits for no pipe, and
+/// follows no link that another user planted where that user may not go.
+///
+/// Calls that only look, such as `exists`, `is_file` and `metadata`, open nothing. They tell a kind, a length or a time, and the program
+/// publishes nothing about a file that it then cannot open.
+const RAW_READS: [&str; 6] =
+    ["File::open(", "fs::read(", "fs::read_to_string(", "read_dir(", "canonicalize(", "read_link("];
 
 /// Places that may open files of the system to read them, each with the reason.
 const SYSTEM_FILES: &[(&str, &str)] = &[
     ("crates/command/src/commands/doctor/program.rs", "one function for files below /proc and /sys"),
     ("crates/planner/src/measurement/times.rs", "times of threads, below /proc"),
     ("crates/t5-ops/src/cache.rs", "sizes of caches, below /sys"),
+    ("crates/cuda-kernels/src/libraries.rs", "libraries beside the program, in its own Python environment"),
 ];
 
 /// Calls that make, change, lock or remove a file by its path.
@@ -112,7 +118,8 @@ pub fn files_are_named_for_what_they_hold(tree: &Tree) -> Vec<Finding> {
 }
 
 /// Only `durable-files` makes, changes, locks and removes files: elsewhere a crash would leave half a file, or another user could
-/// exchange the directory on the way. Only it and `regular-file` open them.
+/// exchange the directory on the way. Only it and `regular-file` open them and list
+/// directories.
 ///
 /// `xtask` is exempt: its output is checked in, and can be generated again.
 pub fn files_are_changed_by_durable_files_only(tree: &Tree) -> Vec<Finding> {
@@ -321,6 +328,9 @@ mod tests {
         let opened = ["crates/a/src/lib.rs:1: `File::open` uses a file by its path; use `regular-file`"];
         check(rule, path, "File::open(path)?;", &opened);
         check(rule, path, "regular_file::open(path)?; fs::read_to_string(\"/proc/self/maps\")", &[]);
+        let listed = "directory.read_dir(); std::fs::canonicalize(path); std::fs::read_link(path)";
+        assert_eq!(rule(&Tree::of(&[(path, listed)])).len(), 3);
+        check(rule, path, "regular_file::list(path)?; std::fs::read_dir(\"/sys/devices\")", &[]);
         check(rule, path, "AtomicFile::create(path)?;", &[]);
         check(rule, path, "\n#[cfg(test)]\nmod tests { fn f() { std::fs::write(a, b); } }", &[]);
         check(rule, "crates/a/src/tests.rs", "std::fs::write(path, text)?;", &[]);

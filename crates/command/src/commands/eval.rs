@@ -165,9 +165,10 @@ fn apply_run<'a>(values: &mut Values, trained: impl Iterator<Item = &'a Path>, d
         name.starts_with("data.") && ["_column", "_template", "_lang"].iter().any(|ending| name.ends_with(ending))
     };
     // Files that the run made have this program's columns.
-    let made = run.join(ROWS).canonicalize().ok();
+    let made = regular_file::real_path(&run.join(ROWS)).ok();
     let is_made = |file: &String| {
-        let directory = Path::new(file).canonicalize().ok().and_then(|file| file.parent().map(Path::to_owned));
+        let directory =
+            regular_file::real_path(Path::new(file)).ok().and_then(|file| file.parent().map(Path::to_owned));
         directory.is_some() && directory == made
     };
     let has_columns = !data.iter().all(is_made);

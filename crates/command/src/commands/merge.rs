@@ -88,7 +88,8 @@ pub(super) fn is_to_be_replaced(output: &Path, force: bool, inputs: &[&Path]) ->
     }
     let shown = output.display();
     let is_same = |input: &&Path| {
-        output.canonicalize().is_ok_and(|output| input.canonicalize().is_ok_and(|input| input.starts_with(output)))
+        regular_file::real_path(output)
+            .is_ok_and(|output| regular_file::real_path(input).is_ok_and(|input| input.starts_with(output)))
     };
     if inputs.iter().any(is_same) {
         return Err(Failure::usage(format!("--output {shown} has the model or the adapter in it"))

@@ -91,8 +91,8 @@ fn files_of(key: &str, directory: &Path) -> Outcome<Vec<PathBuf>> {
 fn listed(directory: &Path) -> Outcome<(Vec<PathBuf>, Vec<PathBuf>)> {
     let failed = |error| Failure::io("list it", directory, &error);
     let (mut files, mut directories) = (Vec::new(), Vec::new());
-    for entry in std::fs::read_dir(directory).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
+    for path in regular_file::list(directory).map_err(failed)? {
+        let path = path.map_err(failed)?;
         let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
         let may_hold_rows =
             row_files::extension(&path).is_some_and(|extension| row_files::FILE_EXTENSIONS.contains(&&*extension));

@@ -190,13 +190,13 @@ impl Needs<'_> {
 
 /// Bytes of the files below a directory, as far as they are readable.
 fn written_below(directory: &Path) -> u64 {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let bytes = |entry: std::fs::DirEntry| match entry.file_type() {
-        Ok(kind) if kind.is_dir() => written_below(&entry.path()),
-        Ok(kind) if kind.is_file() => entry.metadata().map_or(0, |metadata| metadata.blocks() * 512),
+    let paths = regular_file::list(directory).into_iter().flatten().flatten();
+    let bytes = |path: PathBuf| match std::fs::symlink_metadata(&path) {
+        Ok(entry) if entry.is_dir() => written_below(&path),
+        Ok(entry) if entry.is_file() => entry.blocks() * 512,
         _ => 0,
     };
-    entries.map(bytes).sum()
+    paths.map(bytes).sum()
 }
 
 /// The ledger file.

@@ -49,7 +49,7 @@ pub fn lasting_name(named: &Path) -> Outcome<PathBuf> {
         return Ok(named.to_owned());
     }
     let directory = find(named)?;
-    Ok(std::fs::canonicalize(&directory).unwrap_or(directory))
+    Ok(regular_file::real_path(&directory).unwrap_or(directory))
 }
 
 /// A model, and the adapter beside it, if any.
@@ -80,7 +80,7 @@ pub fn find_adapted(named: &Path, adapter: Option<&Path>) -> Outcome<Adapted> {
 fn warn_of_another_base(directory: &Path, adapter: &Path) {
     let is_copy = directory.file_name().is_some_and(|name| name.to_string_lossy().starts_with("base-"));
     let Some(base) = base_of(adapter).ok().filter(|_| !is_copy) else { return };
-    if base.canonicalize().ok() != directory.canonicalize().ok() {
+    if regular_file::real_path(&base).ok() != regular_file::real_path(directory).ok() {
         let (adapter, base, directory) = (adapter.display(), base.display(), directory.display());
         report::warn(&format!("{adapter} was trained beside {base}, and is used beside {directory}"));
     }
@@ -262,8 +262,8 @@ fn without_tokenizer(directory: &Path) -> Failure {
         "{}: no tokenizer in it: expected tokenizer.json, spiece.model, tokenizer.model, or vocab.json with merges.txt",
         directory.display()
     ));
-    let names = std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.file_name());
-    let mut names: Vec<String> = names.filter_map(|name| name.into_string().ok()).collect();
+    let paths = regular_file::list(directory).into_iter().flatten().flatten();
+    let mut names: Vec<String> = paths.filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).collect();
     names.sort();
     let shown = directory.display();
     if let Some(name) = names.iter().find(|name| name.ends_with(".model")) {
@@ -306,8 +306,7 @@ fn of_directory(directory: &Path) -> Outcome<PathBuf> {
 
 fn newest_checkpoint(run: &Path) -> Option<PathBuf> {
     let inside = run.join(trainer::checkpoint::CHECKPOINTS_DIRECTORY);
-    let entries = std::fs::read_dir(&inside).or_else(|_| std::fs::read_dir(run)).ok()?;
-    let paths = entries.filter_map(Result::ok).map(|entry| entry.path());
+    let paths = regular_file::list(&inside).or_else(|_| regular_file::list(run)).ok()?.filter_map(Result::ok);
     let is_checkpoint = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str());
         name.is_some_and(|name| name.starts_with("step-")) && path.join("config.json").is_file()
@@ -397,7 +396,7 @@ fn snapshot(repository: &Path, revision: Option<&str>) -> Option<PathBuf> {
     if let Some(path) = commit.ok().and_then(|commit| named(commit.trim())).or_else(|| named(wanted)) {
         return Some(path);
     }
-    let mut all = std::fs::read_dir(&snapshots).ok()?.filter_map(Result::ok).map(|entry| entry.path());
+    let mut all = regular_file::list(&snapshots).ok()?.filter_map(Result::ok);
     match (all.next(), all.next(), revision) {
         (Some(only), None, None) => Some(only),
         _ => None,
@@ -408,7 +407,7 @@ fn without_directory(named: &Path) -> Failure {
     let failure = Failure::unusable(format!("{}: no such directory, expected a model", named.display()));
     let Some(name) = named.file_name().map(|name| name.to_string_lossy().into_owned()) else { return failure };
     let parent = named.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let directories = std::fs::read_dir(parent).into_iter().flatten().filter_map(Result::ok).map(|entry| entry.path());
+    let directories = regular_file::list(parent).into_iter().flatten().filter_map(Result::ok);
     let alike = directories.filter(|path| path.is_dir()).filter_map(|path| {
         let other = path.file_name()?.to_string_lossy().into_owned();
         let likeness = strsim::jaro_winkler(&name, &other);

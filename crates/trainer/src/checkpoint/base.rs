@@ -1,6 +1,6 @@
 //! The quantised base of an adapter's run: a model directory beside the run, made once from the model that the run names.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
@@ -42,8 +42,8 @@ fn fingerprint(source: &Path) -> Result<String> {
         move |error| Error::io("read", &path, error)
     };
     let mut files: Vec<PathBuf> = Vec::new();
-    for entry in fs::read_dir(source).map_err(failed(source))? {
-        let path = entry.map_err(failed(source))?.path();
+    for path in regular_file::list(source).map_err(failed(source))? {
+        let path = path.map_err(failed(source))?;
         // Files about answers or the tokenizer change no weight.
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let is_of_model = name == "config.json"
@@ -78,6 +78,8 @@ fn add(hash: &mut Sha256, path: &Path, file: &mut File) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use candle_core::DType;
 
     use super::*;

@@ -323,6 +323,27 @@ fn read() -> Vec<Attack> {
             attacks.push(Attack::new(name, model.replace("FILE", file), command).refused(link));
         }
     }
+    let few = "--max-steps 1 --output SHARED/run --set data.train=ROWS --set train.eval_samples=0";
+    for command in [
+        format!("{few} --model SHARED/m"),
+        format!("{few} --model SHARED/m --lora"),
+        "average SHARED/m MODEL --output SHARED/x".to_owned(),
+        "export --model SHARED/m --format gguf --output SHARED/x.gguf".to_owned(),
+        "convert-base --model SHARED/m --precision int8 --output SHARED/base".to_owned(),
+    ] {
+        let name = format!("a link to a model's directory: {command}");
+        attacks.push(Attack::new(name, "ln -s VICTIM/copy m", command).refused(link));
+    }
+    for command in [
+        "inspect SHARED/rows".to_owned(),
+        "convert SHARED/rows --output SHARED/x.parquet".to_owned(),
+        CONVERTING.replace("ROWS", "SHARED/rows"),
+        EVAL.replace("ROWS", "SHARED/rows"),
+        "train-tokenizer --input SHARED/rows --vocab-size 400 --output SHARED/t".to_owned(),
+    ] {
+        let name = format!("a link to a directory of rows: {command}");
+        attacks.push(Attack::new(name, "ln -s VICTIM rows", command).refused(link));
+    }
     attacks
 }
 

@@ -80,7 +80,7 @@ fn drop_from_memory(file: &File) {
 
 /// The kind of a directory's file system: that of the longest mount point above it.
 fn kind(directory: &Path) -> Option<String> {
-    kind_in(&read("/proc/self/mounts")?, &directory.canonicalize().ok()?)
+    kind_in(&read("/proc/self/mounts")?, &regular_file::real_path(directory).ok()?)
 }
 
 fn kind_in(mounts: &str, directory: &Path) -> Option<String> {

@@ -128,7 +128,7 @@ impl Card<'_> {
 
 /// The last evaluation of the run that made a model or an adapter.
 fn last_evaluation(directory: &Path) -> Option<Value> {
-    let absolute = directory.canonicalize().ok()?;
+    let absolute = regular_file::real_path(directory).ok()?;
     let places: [Option<PathBuf>; 2] = [Some(absolute.clone()), absolute.parent().map(Path::to_owned)];
     places.into_iter().flatten().find_map(|place| {
         let finished = run_dir::read_finished(&place)?;

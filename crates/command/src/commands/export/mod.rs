@@ -193,13 +193,13 @@ fn check_output(flags: &ExportArgs, inputs: &[&Path]) -> Outcome<()> {
 }
 
 fn has_gguf(directory: &Path) -> bool {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().filter_map(Result::ok);
-    entries.map(|entry| entry.path()).any(|path| path.is_file() && is_file_name(&path))
+    let paths = regular_file::list(directory).into_iter().flatten().filter_map(Result::ok);
+    paths.into_iter().any(|path| path.is_file() && is_file_name(&path))
 }
 
 /// The name of a model: that of its directory, or of its run.
 fn name_of(directory: &Path) -> String {
-    let absolute = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
+    let absolute = regular_file::real_path(directory).unwrap_or_else(|_| directory.to_owned());
     let is_named = |path: &&Path| {
         let name = path.file_name().map(|name| name.to_string_lossy());
         name.is_some_and(|name| !["model", "adapter", "snapshots"].contains(&&*name))

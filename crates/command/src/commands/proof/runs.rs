@@ -144,7 +144,8 @@ impl<'a> Lab<'a> {
             || std::env::current_exe().map_err(|error| Failure::internal(format!("this program: {error}")));
         let program = flags.program.clone().map_or_else(own_program, Ok)?;
         durable_files::create_directories(&place)?;
-        let is_used = place.read_dir().map_err(|error| Failure::io("read it", &place, &error))?.next().is_some();
+        let is_used =
+            regular_file::list(&place).map_err(|error| Failure::io("read it", &place, &error))?.next().is_some();
         if is_used {
             return Err(Failure::usage(format!("{}: expected an empty directory", place.display()))
                 .hint("remove an earlier proof, or name another directory with `--output`"));

@@ -164,7 +164,7 @@ fn named_adapter(text: &str) -> Outcome<(String, PathBuf)> {
 
 /// The name of a directory; for `model` and `adapter` of a run, the run's name.
 fn name_of(directory: &Path) -> String {
-    let directory = std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
+    let directory = regular_file::real_path(directory).unwrap_or_else(|_| directory.to_owned());
     let is_part = directory.file_name().is_some_and(|name| name == "model" || name == "adapter");
     let named = if is_part { directory.parent().unwrap_or(&directory) } else { &directory };
     let name = named.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
