@@ -164,6 +164,31 @@ fn a_row_of_prompts_that_does_not_fit_beside_the_plan_is_refused_with_a_budget_t
 }
 
 #[test]
+fn queries_of_a_ranking_are_not_held_beside_the_rows_that_wait() {
+    let scene = scene();
+    scene.run(&train(&["--output", "run"])).expect_code(0);
+    let row = |number: usize, query: usize| {
+        json!({"query": format!("{number} {}", "q".repeat(query)), "text": "abc", "gain": "1"}).to_string() + "\n"
+    };
+    let with = |rows: usize, query: usize, budget: u64| {
+        scene.write("pairs.jsonl", (0..rows).map(|number| row(number, query)).collect::<String>());
+        let columns =
+            ["--query-column", "query", "--label-column", "gain", "--template", "{text}", "--answers", "abc,abd"];
+        let usual =
+            ["score", "--model", "run", "--pairs", "pairs.jsonl", "--batch-samples", "32", "--json", "--output", "s"];
+        scene.run(&[&usual[..], &columns, &["--memory-budget", &format!("{budget}MiB")]].concat())
+    };
+    // As many as are sorted together, each of a length that is read within any budget.
+    let budget = least(&with(400, 60 << 10, 1).expect_code(3));
+    let ran = with(400, 60 << 10, budget).expect_code(0).json();
+    assert!(ran["peak_rss_bytes"].as_u64() <= Some(budget << 20), "{budget} MiB, {ran}");
+    assert_eq!(ran["queries"], 400);
+    // The first row says which columns there are. One that does not fit is refused with a budget that is enough.
+    let refused = with(3, 900 << 10, 1).expect_code(3).expect_words(&["pairs.jsonl:1: the row is longer than"]);
+    with(3, 900 << 10, least(&refused)).expect_code(0);
+}
+
+#[test]
 fn a_long_chat_is_read_within_the_budget_that_its_refusal_names() {
     let scene = scene();
     let chat = |text: &str| {

@@ -3,8 +3,22 @@
 //! MRR@10 is the mean over queries of 1 / rank of the first relevant text. NDCG@10 is the mean of the discounted gain Σ gain / log2(1 + rank) over
 //! that of the best order (Järvelin and Kekäläinen, 2002). Both are 0 for a query without a relevant text.
 
+use std::collections::BTreeSet;
+
 /// The texts that are looked at.
 const CUT: usize = 10;
+
+/// Removes the texts of a query that no longer decide its scores, given the score and the gain of each. The order stays.
+pub fn keep_leaders(texts: &mut Vec<(f64, f64)>) {
+    let leaders = |key: fn(&(f64, f64)) -> f64| {
+        let mut order: Vec<usize> = (0..texts.len()).collect();
+        order.sort_by(|one, other| key(&texts[*other]).total_cmp(&key(&texts[*one])));
+        order.truncate(CUT);
+        order
+    };
+    let kept: BTreeSet<usize> = leaders(|text| text.0).into_iter().chain(leaders(|text| text.1)).collect();
+    *texts = kept.into_iter().map(|at| texts[at]).collect();
+}
 
 /// The sums of both scores over queries.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -51,7 +65,27 @@ impl Ranking {
 
 #[cfg(test)]
 mod tests {
-    use super::Ranking;
+    use super::{Ranking, keep_leaders};
+
+    #[test]
+    fn the_texts_that_stay_decide_the_scores() {
+        let texts: Vec<(f64, f64)> =
+            (0..500_u32).map(|at| (f64::from(at * 37 % 101), f64::from(at * 53 % 7))).collect();
+        let of = |texts: &[(f64, f64)]| {
+            let mut ranking = Ranking::default();
+            ranking.add(texts);
+            ranking
+        };
+        let mut kept = Vec::new();
+        for text in &texts {
+            kept.push(*text);
+            if kept.len() == 50 {
+                keep_leaders(&mut kept);
+                assert!(kept.len() <= 20);
+            }
+        }
+        assert_eq!(of(&kept), of(&texts));
+    }
 
     #[test]
     fn scores_are_those_of_trec_eval() {

@@ -98,16 +98,27 @@ impl Limits {
         let Some(input) = inputs.file.filter(|input| is_data(input)) else {
             return Ok(vec![Self::default()]);
         };
-        let kind = Kind::detect(input, &inputs.text.options().within(0, 0, 0))?;
+        let share = budget.0.saturating_sub(now.rss.0) / SHARE_OF_ROWS;
+        let enough_for = |most: u64| Bytes(budget.0.max(now.rss.0) + SHARE_OF_ROWS * most);
+        let [_, of_any_row] = ReadOptions::bytes_to_read(false, ReadOptions::default().max_row_bytes as u64);
+        let any = Self { bytes: share, enough: Some(enough_for(of_any_row)) };
+        let kind = kind_of(input, inputs, any)?;
         // Of parquet, only the prompts are read.
         let is_parquet = kind.form == Form::Parquet;
         let longest = kind.longest_possible_row(input).min(if is_parquet { MAX_PROMPT_BYTES as u64 } else { u64::MAX });
         let [least, most] = ReadOptions::bytes_to_read(is_parquet, longest);
-        let wide = (budget.0.saturating_sub(now.rss.0) / SHARE_OF_ROWS).clamp(least, most);
-        let enough = Bytes(budget.0.max(now.rss.0) + SHARE_OF_ROWS * most);
-        let limits = |bytes| Self { bytes, enough: (bytes < most).then_some(enough) };
-        Ok(vec![limits(wide), limits(least)])
+        let limits = |bytes| Self { bytes, enough: (bytes < most).then_some(enough_for(most)) };
+        Ok(vec![limits(share.clamp(least, most)), limits(least)])
     }
+}
+
+/// The kind of a file of rows. Its first rows say which columns it has, so they are read within the limits, too.
+fn kind_of(input: &Path, inputs: Inputs<'_>, limits: Limits) -> Outcome<Kind> {
+    let options = inputs.text.options().within(limits.bytes, 0, 0);
+    Kind::detect(input, &options).map_err(|error| match (error, limits.enough) {
+        (row_files::Error::Row(row), Some(enough)) if row.fault.is_over_budget() => row_data::over_budget(&row, enough),
+        (error, _) => error.into(),
+    })
 }
 
 /// Reading rows takes at most this fraction of a budget.
@@ -212,7 +223,7 @@ fn cells_of<'a>(
     limits: Limits,
     needed: usize,
 ) -> Outcome<impl Iterator<Item = Outcome<Vec<String>>> + use<'a>> {
-    let kind = Kind::detect(input, &inputs.text.options().within(limits.bytes, 0, 0))?;
+    let kind = kind_of(input, inputs, limits)?;
     let templates = match templates {
         Some(templates) => templates,
         None => vec![inputs.source.template(&kind.columns)],

@@ -12,7 +12,7 @@ use row_files::Template;
 use serde_json::{Value, json};
 use t5::peft::AdapterDirectory;
 use t5::{Config, EvalContext};
-use text_metrics::ranking::Ranking;
+use text_metrics::ranking::{self, Ranking};
 
 use crate::answers::batches::{self, Room, Sources};
 use crate::answers::inference::Asked;
@@ -95,20 +95,28 @@ pub fn score(flags: &ScoreArgs) -> Outcome<()> {
     let mut sources = Sources::new(&tokenizer, config.prefix(), &config, flags.max_source_tokens);
     let mut scored = Scored { file: flags.output.as_deref().map(begin).transpose()?, ..Scored::default() };
     let (began, mut waiting) = (Instant::now(), Vec::with_capacity(window));
+    // Of the rows that wait only this says which query they are of: a query can be as long as a row.
+    let mut query: Option<String> = None;
     for row in prompts::cells(inputs, &columns, limits)? {
         let cells = row?;
         let value = |name: &str| columns.iter().position(|column| *column == name).map_or("", |at| cells[at].as_str());
         let source = sources.source(&template.fill(value))?;
         let gain = match &flags.label_column {
             None => None,
-            Some(column) => Some((value(flags.query_column.as_deref().unwrap_or_default()).to_owned(), {
+            Some(column) => {
                 let text = value(column);
-                text.parse::<f64>().ok().filter(|gain| gain.is_finite()).ok_or_else(|| {
+                let gain = text.parse::<f64>().ok().filter(|gain| gain.is_finite()).ok_or_else(|| {
                     let row = scored.rows + waiting.len() as u64 + 1;
                     let problem = format!("{}: row {row}: `{column}` is `{text}`", flags.pairs.display());
                     Failure::unusable(problem).hint("expected a number: 0 for a text that is not relevant")
-                })?
-            })),
+                })?;
+                let of_row = value(flags.query_column.as_deref().unwrap_or_default());
+                let is_next_query = query.as_deref() != Some(of_row);
+                if is_next_query {
+                    query = Some(of_row.to_owned());
+                }
+                Some((is_next_query, gain))
+            }
         };
         waiting.push((source, gain));
         if waiting.len() == window {
@@ -142,8 +150,11 @@ pub fn score(flags: &ScoreArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// The query of a row, and how relevant its text is.
-type Gain = Option<(String, f64)>;
+/// Whether a row begins a query, and how relevant its text is.
+type Gain = Option<(bool, f64)>;
+
+/// The texts of a query of which all are held.
+const TEXTS_OF_A_QUERY: usize = 1 << 12;
 
 /// What was scored so far.
 #[derive(Default)]
@@ -151,8 +162,8 @@ struct Scored {
     file: Option<AtomicFile>,
     rows: u64,
     ranking: Ranking,
-    /// The query that is being read, with the score and the gain of each of its texts.
-    query: Option<(String, Vec<(f64, f64)>)>,
+    /// The score and the gain of the texts of the query that is being read.
+    query: Vec<(f64, f64)>,
 }
 
 impl Scored {
@@ -165,11 +176,14 @@ impl Scored {
             let line: Value = json!({"row": self.rows, "score": score});
             lines += &format!("{line}\n");
             self.rows += 1;
-            if let Some((query, gain)) = gain {
-                if self.query.as_ref().is_some_and(|(of, _)| of != query) {
+            if let Some((is_next_query, gain)) = *gain {
+                if is_next_query {
                     self.end_query();
                 }
-                self.query.get_or_insert_with(|| (query.clone(), Vec::new())).1.push((*score, *gain));
+                self.query.push((*score, gain));
+                if self.query.len() == TEXTS_OF_A_QUERY {
+                    ranking::keep_leaders(&mut self.query);
+                }
             }
         }
         match &mut self.file {
@@ -182,6 +196,9 @@ impl Scored {
     }
 
     fn end_query(&mut self) {
-        self.query.take().into_iter().for_each(|(_, texts)| self.ranking.add(&texts));
+        if !self.query.is_empty() {
+            self.ranking.add(&self.query);
+            self.query.clear();
+        }
     }
 }
