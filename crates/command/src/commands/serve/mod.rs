@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use dataloader::{Side, Tokenizer};
 use memory_policy::{Bytes, CostRow, Probe, SystemProbe};
@@ -81,6 +81,10 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
         limits,
     };
     let tokenized = Arc::new(AtomicU64::new(0));
+    if !has_http_date(SystemTime::now()) {
+        return Err(Failure::unusable("the system's clock is before 1970 or after 9999, and each answer has a date")
+            .hint("set the clock, as with `date --set`"));
+    }
     let server = Server::start(settings, &queue, hooks(flags, &planned.plan, &tokenized)?).map_err(|error| {
         Failure::usage(format!("--listen {}: {error}", flags.listen))
             .hint("name another port: `--listen 127.0.0.1:0` takes any")
@@ -303,6 +307,12 @@ fn hooks(flags: &ServeArgs, plan: &Plan, tokenized: &Arc<AtomicU64>) -> Outcome<
     Ok(Hooks { log: Box::new(log), gauges: Box::new(gauges) })
 }
 
+/// Whether HTTP can write this time: its dates begin in 1970 and have years of four digits.
+fn has_http_date(time: SystemTime) -> bool {
+    const YEAR_10000: u64 = 253_402_300_800;
+    time.duration_since(SystemTime::UNIX_EPOCH).is_ok_and(|since| since.as_secs() < YEAR_10000)
+}
+
 /// The first SIGTERM or SIGINT lets accepted requests finish; a second one ends the process at once.
 fn end_on_signals(server: Drainer) -> Outcome<()> {
     let failed = |error: std::io::Error| Failure::internal(format!("cannot install handlers for signals: {error}"));
@@ -320,4 +330,17 @@ fn end_on_signals(server: Drainer) -> Outcome<()> {
     };
     std::thread::Builder::new().name("signals".into()).stack_size(256 << 10).spawn(wait).map_err(failed)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_of_http_are_those_from_1970_to_9999() {
+        let second = Duration::from_secs(1);
+        let end = SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799);
+        assert!(has_http_date(SystemTime::UNIX_EPOCH) && has_http_date(end));
+        assert!(!has_http_date(SystemTime::UNIX_EPOCH - second) && !has_http_date(end + second));
+    }
 }
