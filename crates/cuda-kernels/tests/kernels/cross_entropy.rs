@@ -80,7 +80,8 @@ fn a_logit_that_is_no_number_makes_a_loss_that_is_none() {
     let got = in_every_schedule("NaN", |schedule| {
         let (mut logits, mut losses) = (Buffer::of(&logits), Buffer::new(&[4], DType::F32));
         let mut labels = Buffer::of(&Tensor::new(&[1u32], &Device::Cpu).unwrap());
-        let rest = [null(), Argument::of(1f32), Argument::of(0f64), Argument::of(0f64), Argument::of(70i32)];
+        let of_terms = [1f64, 0.0, 0.0].map(Argument::of);
+        let rest = [&[null(), Argument::of(1f32)], &of_terms[..], &[Argument::of(70i32)]].concat();
         let arguments = [&[logits.pointer(), labels.pointer(), losses.pointer()], &rest[..]].concat();
         launch("cross_entropy_f32_f32", [1, 1, 1], 32, 32 * 4, &arguments, schedule);
         vec![losses]
