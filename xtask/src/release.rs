@@ -35,8 +35,8 @@ const TARGETS: [&str; 2] = ["x86_64-unknown-linux-musl", "aarch64-unknown-linux-
 
 /// The target of the program for NVIDIA's cards. A static program opens no libraries, and a card's are libraries.
 const OF_CARDS: &str = "x86_64-unknown-linux-gnu";
-/// The features of that program.
-const FEATURES_OF_CARDS: &str = "train-low-mem/nccl";
+/// The features of that program. Several cards (`nccl`) take processes of an MPI, which is linked.
+const FEATURES_OF_CARDS: &str = "train-low-mem/cuda";
 
 /// Static linking, and random bytes from the system call: an image from scratch has no /dev/urandom.
 const RUSTFLAGS: &str = "-C target-feature=+crt-static --cfg getrandom_backend=\"linux_getrandom\"";

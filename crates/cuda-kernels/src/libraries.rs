@@ -229,14 +229,11 @@ pub(crate) fn of_driver(name: &str) -> *mut c_void {
     opened(Library::Driver).map_or(null_mut(), |driver| symbol(&driver.loaded, name))
 }
 
-#[cfg(emulated_card)]
-fn candidates(_library: Library) -> Vec<PathBuf> {
-    vec![PathBuf::from(env!("EMULATED_CARD"))]
-}
-
 /// The files to try, in order. A name without a directory is looked for where the system's linker finds libraries.
-#[cfg(not(emulated_card))]
 fn candidates(library: Library) -> Vec<PathBuf> {
+    if let Some(card) = option_env!("EMULATED_CARD") {
+        return vec![PathBuf::from(card)];
+    }
     let (names, wheels): (&[&str], &[&str]) = match library {
         // It belongs to the system's driver, and lies nowhere else.
         Library::Driver => return vec![PathBuf::from("libcuda.so.1")],
@@ -248,17 +245,16 @@ fn candidates(library: Library) -> Vec<PathBuf> {
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
     let toolkits = toolkits.chain([PathBuf::from("/usr/local/cuda")]).map(|toolkit| toolkit.join("lib64"));
     let directories: Vec<PathBuf> = toolkits.chain(environment(wheels)).collect();
-    let named = |name: &&str| {
-        let name = *name;
-        std::iter::once(PathBuf::from(name))
-            .chain(directories.iter().map(move |directory| directory.join(name)).filter(|file| file.exists()))
-    };
-    names.iter().flat_map(named).collect()
+    let mut files = Vec::new();
+    for name in names {
+        files.push(PathBuf::from(name));
+        files.extend(directories.iter().map(|directory| directory.join(name)).filter(|file| file.exists()));
+    }
+    files
 }
 
 /// The directories of libraries in the Python environment whose `bin` has this program: the environment's own, and those of NVIDIA's wheels
 /// of these names.
-#[cfg(not(emulated_card))]
 fn environment(wheels: &[&str]) -> Vec<PathBuf> {
     let program = std::env::current_exe().unwrap_or_default();
     let Some(root) = program.parent().and_then(Path::parent) else { return Vec::new() };
