@@ -199,6 +199,9 @@ pub(crate) enum Prepared {
     Lists(SampleLimits, [u32; 2]),
 }
 
+/// The tokens of a text, and whether it was cut.
+pub type Encoded = (Vec<u32>, bool);
+
 impl Prepared {
     pub fn new(objective: &Objective, limits: SampleLimits, tokenizer: &Tokenizer) -> Result<Self, Error> {
         for (key, tokens) in
@@ -326,7 +329,7 @@ impl Prepared {
     pub fn samples_of_list<E: From<BadValue>>(
         &self,
         [texts, labels]: [&str; 2],
-        encode: &dyn Fn(&str, usize) -> Result<(Vec<u32>, bool), E>,
+        encode: &dyn Fn(&str, usize) -> Result<Encoded, E>,
     ) -> Result<Option<Vec<(Sample, f64)>>, E> {
         let Self::Lists(limits, answers) = self else { return Ok(None) };
         let texts: Vec<String> = serde_json::from_str(texts).map_err(|_| BadValue::NoList)?;

@@ -14,6 +14,9 @@ use crate::screen::report;
 /// The texts that are sorted together, in batches of texts of full length.
 const BATCHES_SORTED_TOGETHER: usize = 16;
 
+/// Makes the results of a batch from the tokens of each of its texts.
+pub type Compute<'a, T> = &'a mut dyn FnMut(&[&[u32]]) -> Outcome<Vec<T>>;
+
 /// The texts of a window.
 pub fn window(batch_samples: usize) -> usize {
     batch_samples.max(1) * BATCHES_SORTED_TOGETHER
@@ -116,7 +119,7 @@ impl Room {
         &self,
         sources: &[&[u32]],
         width: usize,
-        compute: &mut dyn FnMut(&[&[u32]]) -> Outcome<Vec<T>>,
+        compute: Compute<'_, T>,
     ) -> Outcome<Vec<T>> {
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|&row| std::cmp::Reverse(sources[row].len()));

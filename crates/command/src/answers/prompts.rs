@@ -138,13 +138,12 @@ pub fn prompts(inputs: Inputs<'_>, limits: Limits) -> Outcome<Box<dyn Iterator<I
     })
 }
 
+/// Prompts, and the text of a column beside each.
+pub type WithReferences<'a> = Box<dyn Iterator<Item = Outcome<(String, Option<String>)>> + 'a>;
+
 /// The prompts with the texts of a column beside each, where a row has one. A file without the column, and prompts of the command line, have
 /// none.
-pub fn with_references<'a>(
-    inputs: Inputs<'a>,
-    column: &str,
-    limits: Limits,
-) -> Outcome<Box<dyn Iterator<Item = Outcome<(String, Option<String>)>> + 'a>> {
+pub fn with_references<'a>(inputs: Inputs<'a>, column: &str, limits: Limits) -> Outcome<WithReferences<'a>> {
     let columns = match inputs.file.filter(|input| is_data(input)) {
         Some(input) => Kind::detect(input, &inputs.text.options().within(limits.bytes, 0, 0))?.columns,
         None => Vec::new(),

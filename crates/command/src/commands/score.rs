@@ -91,7 +91,10 @@ pub fn score(flags: &ScoreArgs) -> Outcome<()> {
     let activations = trainer::Precision::from(flags.precision).activations();
     let context = EvalContext { activations, loss_chunk_rows: planned.plan.step.evaluation_samples.max(1) };
     let room = Room::of(&planned, flags.max_source_tokens)?;
-    let score = |sources: &[&[u32]]| room.compute(sources, 1, &mut |batch| ranker.scores(&model, batch, context));
+    let score = |window: &[(Vec<u32>, Gain)]| {
+        let sources: Vec<&[u32]> = window.iter().map(|(source, _)| source.as_slice()).collect();
+        room.compute(&sources, 1, &mut |batch| ranker.scores(&model, batch, context))
+    };
     let mut sources = Sources::new(&tokenizer, config.prefix(), &config, flags.max_source_tokens);
     let mut scored = Scored { file: flags.output.as_deref().map(begin).transpose()?, ..Scored::default() };
     let (began, mut waiting) = (Instant::now(), Vec::with_capacity(window));
@@ -120,10 +123,11 @@ pub fn score(flags: &ScoreArgs) -> Outcome<()> {
         };
         waiting.push((source, gain));
         if waiting.len() == window {
-            scored.add(&score, &std::mem::take(&mut waiting))?;
+            scored.add(&score(&waiting)?, &waiting)?;
+            waiting.clear();
         }
     }
-    scored.add(&score, &waiting)?;
+    scored.add(&score(&waiting)?, &waiting)?;
     scored.end_query();
     let seconds = began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
     if let Some(file) = scored.file.take() {
@@ -167,10 +171,8 @@ struct Scored {
 }
 
 impl Scored {
-    /// Scores a window of rows and writes the scores.
-    fn add(&mut self, score: &dyn Fn(&[&[u32]]) -> Outcome<Vec<f64>>, window: &[(Vec<u32>, Gain)]) -> Outcome<()> {
-        let sources: Vec<&[u32]> = window.iter().map(|(source, _)| source.as_slice()).collect();
-        let scores = score(&sources)?;
+    /// Writes the scores of a window of rows.
+    fn add(&mut self, scores: &[f64], window: &[(Vec<u32>, Gain)]) -> Outcome<()> {
         let mut lines = String::new();
         for (score, (_, gain)) in scores.iter().zip(window) {
             let line: Value = json!({"row": self.rows, "score": score});
