@@ -120,6 +120,10 @@ fn fifty_steps_of_each_recipe_are_those_of_torch() {
     let batches = golden["batches"].as_array().unwrap();
     for (number, (name, case)) in golden["cases"].as_object().unwrap().iter().enumerate() {
         let options = options(case);
+        if options.has_frozen_model() && !device().is_cpu() {
+            // A run on a card is refused such a model: it has no kernel for the loss, and no room in its bill.
+            continue;
+        }
         let has_labels = options.preference.is_some_and(|of| of.loss.has_labels());
         let are_pairs = options.preference.is_some() && !has_labels;
         let mut trainer = Trainer::new(model(&golden["base"], &case["adapter"]), options).unwrap();
