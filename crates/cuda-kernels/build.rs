@@ -28,6 +28,8 @@ const SOURCES: [&str; 14] = [
     "reduce",
     "rows",
 ];
+/// The libraries that cudarc names to the linker.
+const LIBRARIES: [&str; 7] = ["cublas", "cublasLt", "cuda", "cudart", "curand", "nccl", "nvrtc"];
 /// The least compute capability that the kernels are compiled for, unless another one is named: Ampere's, the first with bf16.
 const CAPABILITY: &str = "80";
 /// Sources with instructions that Ampere introduced. They are for bf16 alone, so an older card never loads them.
@@ -47,11 +49,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         return emulation(&["by_name.cc", "execution.cc"]);
     }
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    empty_libraries(&out)?;
+    println!("cargo::rustc-link-search=native={}", out.display());
     if env::var("LOW_MEM_T5_CUDA").is_ok_and(|value| value == "emulated") {
+        LIBRARIES.iter().try_for_each(|library| std::fs::write(out.join(format!("lib{library}.a")), "!<arch>\n"))?;
         emulated_card(&out)
     } else {
         println!("cargo::rustc-env=CUDA_OF_PTX={}", version_of_nvcc()?);
+        empty_libraries(&out)?;
         compile_to_ptx(&out)
     }
 }
@@ -121,12 +125,23 @@ fn emulated_card(out: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Gives the linker an empty library for each that cudarc names: the program opens them itself (`src/libraries.rs`).
+/// Gives the linker an empty library for each that cudarc names: the program opens them itself (`src/libraries.rs`). They are shared, since
+/// some linkers take no archive in the place of one, and are not needed by the program, since it uses nothing of them.
 fn empty_libraries(out: &Path) -> Result<(), Box<dyn Error>> {
-    for library in ["cublas", "cublasLt", "cuda", "cudart", "curand", "nccl", "nvrtc"] {
-        std::fs::write(out.join(format!("lib{library}.a")), "!<arch>\n")?;
+    let source = out.join("empty.c");
+    std::fs::write(&source, "")?;
+    for library in LIBRARIES {
+        let mut compile = cc::Build::new().try_get_compiler()?.to_command();
+        let status = compile
+            .args(["-shared", "-fPIC"])
+            .arg(&source)
+            .arg("-o")
+            .arg(out.join(format!("lib{library}.so")))
+            .status()?;
+        if !status.success() {
+            return Err(format!("{compile:?}: {status}").into());
+        }
     }
-    println!("cargo::rustc-link-search=native={}", out.display());
     Ok(())
 }
 

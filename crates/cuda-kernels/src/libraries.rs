@@ -279,7 +279,9 @@ fn load(file: &Path) -> Result<Loaded, String> {
         let _ = load(&file.with_file_name(format!("libcublasLt.so{version}"))).map(std::mem::forget);
     }
     // SAFETY: constructors of these libraries need nothing of the program.
-    unsafe { Loaded::open(Some(file), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| error.to_string())
+    let opened = unsafe { Loaded::open(Some(file), RTLD_NOW | RTLD_GLOBAL) };
+    // The error itself only says that it failed, and its source says why.
+    opened.map_err(|error| std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string))
 }
 
 /// Returns the address of a function, or null.

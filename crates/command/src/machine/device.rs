@@ -26,7 +26,7 @@ fn refused(name: &str, problem: &str) -> Failure {
 pub fn open(name: &str) -> Outcome<Device> {
     let failed = |error: candle_core::Error| {
         if cfg!(feature = "cuda") {
-            return refused(name, &error.to_string());
+            return refused(name, &t5::without_backtrace(error).to_string());
         }
         refused(name, "this build has no `cuda`").hint("to use it, build with `cargo build --release --features cuda`")
     };

@@ -30,7 +30,9 @@ pub fn findings() -> Vec<Finding> {
         cards: memory_policy::cards(),
         on_the_bus: on_the_bus(),
         is_built_for_cuda: cfg!(feature = "cuda"),
-        opened: cuda_device::open_card(0).and_then(|_| cuda_device::cublas()).map_err(|error| error.to_string()),
+        opened: cuda_device::open_card(0)
+            .and_then(|_| cuda_device::cublas())
+            .map_err(|error| t5::without_backtrace(error).to_string()),
         loads_libraries: cfg!(not(target_env = "musl")),
     })
 }
