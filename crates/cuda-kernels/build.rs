@@ -49,13 +49,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         return emulation(&["by_name.cc", "execution.cc"]);
     }
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    println!("cargo::rustc-link-search=native={}", out.display());
+    empty_libraries(&out)?;
     if env::var("LOW_MEM_T5_CUDA").is_ok_and(|value| value == "emulated") {
-        LIBRARIES.iter().try_for_each(|library| std::fs::write(out.join(format!("lib{library}.a")), "!<arch>\n"))?;
         emulated_card(&out)
     } else {
         println!("cargo::rustc-env=CUDA_OF_PTX={}", version_of_nvcc()?);
-        empty_libraries(&out)?;
         compile_to_ptx(&out)
     }
 }
@@ -128,20 +126,17 @@ fn emulated_card(out: &Path) -> Result<(), Box<dyn Error>> {
 /// Gives the linker an empty library for each that cudarc names: the program opens them itself (`src/libraries.rs`). They are shared, since
 /// some linkers take no archive in the place of one, and are not needed by the program, since it uses nothing of them.
 fn empty_libraries(out: &Path) -> Result<(), Box<dyn Error>> {
-    let source = out.join("empty.c");
+    let (source, empty) = (out.join("empty.c"), out.join("empty.so"));
     std::fs::write(&source, "")?;
-    for library in LIBRARIES {
-        let mut compile = cc::Build::new().try_get_compiler()?.to_command();
-        let status = compile
-            .args(["-shared", "-fPIC"])
-            .arg(&source)
-            .arg("-o")
-            .arg(out.join(format!("lib{library}.so")))
-            .status()?;
-        if !status.success() {
-            return Err(format!("{compile:?}: {status}").into());
-        }
+    let mut compile = cc::Build::new().try_get_compiler()?.to_command();
+    let status = compile.args(["-shared", "-fPIC"]).arg(&source).arg("-o").arg(&empty).status()?;
+    if !status.success() {
+        return Err(format!("{compile:?}: {status}").into());
     }
+    for library in LIBRARIES {
+        std::fs::copy(&empty, out.join(format!("lib{library}.so")))?;
+    }
+    println!("cargo::rustc-link-search=native={}", out.display());
     Ok(())
 }
 

@@ -97,7 +97,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
         "slope" => slope::run(&options),
         "budgets" => budgets::run(&options),
         "pace" => pace::run(&options),
-        "readme" => readme::run(root, &options, options.origin.command.clone()),
+        "readme" => readme::run(root, &options),
         other => Err(format!("unknown benchmark `{other}`\n{USAGE}")),
     };
     if options.is_whole() {

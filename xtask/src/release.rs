@@ -220,18 +220,11 @@ impl Release<'_> {
 
     /// Builds a static, stripped program.
     fn build(&self, compiler: Compiler, target: &str) -> Result<PathBuf, String> {
-        let mut cargo = Command::new(match compiler {
+        let cargo = match compiler {
             Compiler::Machine => "cargo",
             Compiler::Zig => "cargo-zigbuild",
-        });
-        cargo.args(["rustc", "--profile", PROFILE, "--locked", "-p", "train-low-mem", "--bin", "train_low_mem"]);
-        cargo.args(["--target", target, "--"]).args(self.linking(compiler));
-        cargo.current_dir(self.root).env("CARGO_TARGET_DIR", &self.target).env("RUSTFLAGS", RUSTFLAGS);
-        done(&mut cargo)?;
-        let built = self.target.join(target).join(PROFILE).join("train_low_mem");
-        let program = self.directory.join(format!("train_low_mem-{target}"));
-        fs::copy(&built, &program).map_err(|error| format!("{}: {error}", built.display()))?;
-        Ok(program)
+        };
+        self.built(cargo, (target, &[]), &self.linking(compiler), ("RUSTFLAGS", RUSTFLAGS))
     }
 
     /// Builds the program for NVIDIA's cards, for the C library of `manylinux_2_28`.
@@ -240,18 +233,31 @@ impl Release<'_> {
             return Err(Absent::Tool(hint_for_compiler("").to_owned()));
         }
         let toolkit = kernels::toolkit().map_err(Absent::Tool)?;
-        let mut cargo = Command::new("cargo-zigbuild");
+        let target = format!("{OF_CARDS}.2.28");
+        let features = ["--features", FEATURES_OF_CARDS];
+        let linking = STRIPPED.map(str::to_owned);
+        self.built("cargo-zigbuild", (&target, &features), &linking, ("CUDARC_CUDA_VERSION", &toolkit))
+            .map_err(Absent::Build)
+    }
+
+    /// Builds a program with this cargo, for a target whose C library's version may be behind a dot, with a variable. Returns its place in
+    /// the release.
+    fn built(
+        &self,
+        cargo: &str,
+        (target, features): (&str, &[&str]),
+        linking: &[String],
+        (variable, value): (&str, &str),
+    ) -> Result<PathBuf, String> {
+        let mut cargo = Command::new(cargo);
         cargo.args(["rustc", "--profile", PROFILE, "--locked", "-p", "train-low-mem", "--bin", "train_low_mem"]);
-        cargo
-            .args(["--features", FEATURES_OF_CARDS, "--target"])
-            .arg(format!("{OF_CARDS}.2.28"))
-            .arg("--")
-            .args(STRIPPED);
-        cargo.current_dir(self.root).env("CARGO_TARGET_DIR", &self.target).env("CUDARC_CUDA_VERSION", toolkit);
-        done(&mut cargo).map_err(Absent::Build)?;
-        let built = self.target.join(OF_CARDS).join(PROFILE).join("train_low_mem");
-        let program = self.directory.join(format!("train_low_mem-{OF_CARDS}"));
-        fs::copy(&built, &program).map_err(|error| Absent::Build(format!("{}: {error}", built.display())))?;
+        cargo.args(features).args(["--target", target, "--"]).args(linking);
+        cargo.current_dir(self.root).env("CARGO_TARGET_DIR", &self.target).env(variable, value);
+        done(&mut cargo)?;
+        let (target, _) = target.split_once('.').unwrap_or((target, ""));
+        let built = self.target.join(target).join(PROFILE).join("train_low_mem");
+        let program = self.directory.join(format!("train_low_mem-{target}"));
+        fs::copy(&built, &program).map_err(|error| format!("{}: {error}", built.display()))?;
         Ok(program)
     }
 

@@ -145,15 +145,15 @@ mod no_curand {
 /// A library that could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
-    /// The library.
-    pub library: Library,
+    /// Which one.
+    pub which: Library,
     /// What the system's linker said of the last file that was tried.
     pub said: String,
 }
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.library {
+        match self.which {
             Library::Driver => write!(f, "this machine has no NVIDIA driver ({})", self.said),
             Library::Blas => write!(
                 f,
@@ -194,7 +194,7 @@ fn opened(library: Library) -> Result<&'static Opened, &'static Missing> {
             let found = candidates(library)
                 .into_iter()
                 .find_map(|file| load(&file).map(|loaded| Opened { loaded, file }).map_err(|error| said = error).ok());
-            let opened = found.ok_or(Missing { library, said })?;
+            let opened = found.ok_or(Missing { which: library, said })?;
             for (name, address) in functions(library) {
                 let found = symbol(&opened.loaded, name);
                 if !found.is_null() {

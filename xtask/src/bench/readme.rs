@@ -45,7 +45,7 @@ struct Row {
 }
 
 /// Measures what the latest run left out, and writes the pages.
-pub fn run(root: &Path, options: &Options, command: String) -> Result<(), String> {
+pub fn run(root: &Path, options: &Options) -> Result<(), String> {
     let kept = root.join("target/bench-readme").join(record::commit(root).replace(", ", "-"));
     fs::create_dir_all(&kept).map_err(|error| format!("{}: {error}", kept.display()))?;
     let cases: Vec<_> = CASES.into_iter().filter(|(model, ..)| model.contains(&options.filter)).collect();
@@ -69,7 +69,7 @@ pub fn run(root: &Path, options: &Options, command: String) -> Result<(), String
         return Ok(());
     }
     let text = format!("# A training step beside PyTorch\n\n{machine}\n\n{}", table(&rows));
-    for path in Origin::here(root, "steps", command).write(
+    for path in Origin::here(root, "steps", options.origin.command.clone()).write(
         &options.pages,
         &text,
         &json!({ "rows": rows.iter().map(Row::json).collect::<Vec<_>>() }),
