@@ -1,11 +1,11 @@
 //! `embedding.*`: a loss of the vectors of texts, for `task.name = "embedding"`.
 
 use t5::Pooling;
-use trainer::Sharding;
 use trainer::contrastive::{Contrastive, ContrastiveLoss};
 
+use super::loss::Loss;
 use super::task::Task;
-use super::{Config, Objective, Values};
+use super::{Config, Values};
 use crate::failure::{Failure, Outcome};
 
 /// The loss in these values, if they train vectors.
@@ -33,13 +33,31 @@ pub fn from_values(values: &Values) -> Outcome<Option<Contrastive>> {
     }))
 }
 
-/// Refuses settings that contradict the loss.
-///
-/// # Errors
-/// The contradiction.
-pub fn check(config: &Config) -> Outcome<()> {
+/// The loss of vectors.
+pub static LOSS: Loss = Loss {
+    key: "task.name",
+    setting: "`task.name = \"embedding\"`",
+    has_no_terms: ["a loss of vectors", "has no tokens"],
+    has_dropout: true,
+    keys: (
+        &[
+            "data.negative_column",
+            "embedding.loss",
+            "embedding.temperature",
+            "embedding.margin",
+            "embedding.pooling",
+            "embedding.normalize",
+            "embedding.sizes",
+        ],
+        "it is for `task.name = \"embedding\"`",
+    ),
+    is_chosen: |config| config.embedding.is_some(),
+    check,
+};
+
+fn check(config: &Config) -> Outcome<()> {
     let Some(of) = &config.embedding else { return Ok(()) };
-    let (values, origin) = (&config.values, config.values.origin("task.name"));
+    let values = &config.values;
     if of.loss == ContrastiveLoss::Triplet && !of.has_negatives {
         return Err(Failure::usage(
             "`embedding.loss = \"triplet\"` compares with a negative text, and no column has one",
@@ -62,25 +80,5 @@ pub fn check(config: &Config) -> Outcome<()> {
         )
         .hint("`--batch-size 64`: memory is that of a micro-batch, whatever the size"));
     }
-    if config.preference.is_some() || config.data.objective == Some(Objective::Denoising) {
-        let key = if config.preference.is_some() { "preference.loss" } else { "data.objective" };
-        return Err(Failure::usage(format!("`task.name = \"embedding\"` ({origin}) has no `{key}`"))
-            .hint("leave out one of them"));
-    }
-    let beside = [("train.z_loss", config.train.z_loss), ("train.label_smoothing", config.train.label_smoothing)];
-    if let Some((key, value)) = beside.into_iter().find(|(_, value)| *value != 0.0) {
-        return Err(Failure::usage(format!(
-            "`{key}` ({}) is {value}, and a loss of vectors ({origin}) has no tokens",
-            values.origin(key)
-        ))
-        .hint(format!("`--set {key}=0`")));
-    }
-    if config.parallel.sharding == Sharding::Weights {
-        return Err(Failure::usage(format!(
-            "`parallel.shard = \"weights\"` ({}) cannot be combined with `task.name = \"embedding\"` ({origin}) yet",
-            values.origin("parallel.shard")
-        ))
-        .hint("`--set parallel.shard=gradients` divides all other state"));
-    }
-    Ok(())
+    LOSS.check_alone(config)
 }

@@ -23,6 +23,7 @@ pub mod generation;
 pub mod groups;
 pub mod keys;
 pub mod lora;
+mod loss;
 mod memory;
 pub mod optimizer;
 pub mod parallel;
@@ -393,11 +394,7 @@ impl Config {
         }
         evaluating::check(self, self.data.may_have_validation())?;
         parallel::check(self)?;
-        preference::check(self)?;
-        distill::check(self)?;
-        embedding::check(self)?;
-        ranking::check(self)?;
-        Ok(())
+        loss::LOSSES.iter().try_for_each(|loss| loss.check(self))
     }
 }
 

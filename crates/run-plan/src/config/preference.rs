@@ -1,8 +1,8 @@
 //! `preference.*`: a loss of pairs of answers in place of the cross-entropy.
 
-use trainer::Sharding;
 use trainer::preference::{Preference, PreferenceLoss};
 
+use super::loss::Loss;
 use super::{Config, Objective, Values};
 use crate::failure::{Failure, Outcome};
 
@@ -18,8 +18,30 @@ pub fn from_values(values: &Values) -> Option<Preference> {
     })
 }
 
-/// Refuses settings beside which the loss would be another one.
-pub fn check(config: &Config) -> Outcome<()> {
+/// The losses of pairs.
+pub static LOSS: Loss = Loss {
+    key: "preference.loss",
+    setting: "`preference.loss`",
+    has_no_terms: ["`preference.loss`", "is computed without it"],
+    // The pass that weighs the answers has none, and theirs would be another loss.
+    has_dropout: false,
+    keys: (
+        &[
+            "data.chosen_column",
+            "data.rejected_column",
+            "preference.reference",
+            "preference.beta",
+            "preference.gamma",
+            "preference.desirable_weight",
+            "preference.undesirable_weight",
+        ],
+        "it is for rows with a chosen and a rejected answer, and `preference.loss` is \"none\"",
+    ),
+    is_chosen: |config| config.preference.is_some(),
+    check,
+};
+
+fn check(config: &Config) -> Outcome<()> {
     let Some(preference) = config.preference else { return Ok(()) };
     let (values, name) = (&config.values, preference.loss.name());
     let origin = values.origin("preference.loss");
@@ -52,26 +74,6 @@ pub fn check(config: &Config) -> Outcome<()> {
             "`preference.loss` ({origin}) is for answers to prompts, and `data.objective` or `data.denoisers` asks for pretraining"
         ))
         .hint("leave out one of them"));
-    }
-    let beside = [
-        ("train.dropout", config.train.dropout.unwrap_or(0.0)),
-        ("lora.dropout", config.lora.as_ref().map_or(0.0, |adapter| adapter.lora.dropout)),
-        ("train.z_loss", config.train.z_loss),
-        ("train.label_smoothing", config.train.label_smoothing),
-    ];
-    if let Some((key, value)) = beside.into_iter().find(|(_, value)| *value != 0.0) {
-        return Err(Failure::usage(format!(
-            "`{key}` ({}) is {value}, and `preference.loss` ({origin}) is computed without it",
-            values.origin(key)
-        ))
-        .hint(format!("`--set {key}=0`")));
-    }
-    if config.parallel.sharding == Sharding::Weights {
-        return Err(Failure::usage(format!(
-            "`parallel.shard = \"weights\"` ({}) cannot be combined with `preference.loss` ({origin}) yet",
-            values.origin("parallel.shard")
-        ))
-        .hint("`--set parallel.shard=gradients` divides all other state"));
     }
     Ok(())
 }

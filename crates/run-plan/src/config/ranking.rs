@@ -1,10 +1,10 @@
 //! `ranking.*`: a loss of lists of texts, for `task.name = "ranking"`.
 
-use trainer::Sharding;
 use trainer::ranking::{Ranking, RankingLoss};
 
+use super::loss::Loss;
 use super::task::Task;
-use super::{Config, Objective, Values, size};
+use super::{Values, size};
 use crate::failure::{Failure, Outcome};
 
 /// `ranking.*`
@@ -63,34 +63,16 @@ pub fn from_values(values: &Values) -> Outcome<Option<RankingSettings>> {
     Ok(Some(RankingSettings { of: Ranking { loss, weights }, answers, list_size: size(values, "ranking.list_size") }))
 }
 
-/// Refuses settings that contradict the loss.
-///
-/// # Errors
-/// The contradiction.
-pub fn check(config: &Config) -> Outcome<()> {
-    if config.ranking.is_none() {
-        return Ok(());
-    }
-    let (values, origin) = (&config.values, config.values.origin("task.name"));
-    if config.preference.is_some() || config.data.objective == Some(Objective::Denoising) {
-        let key = if config.preference.is_some() { "preference.loss" } else { "data.objective" };
-        return Err(Failure::usage(format!("`task.name = \"ranking\"` ({origin}) has no `{key}`"))
-            .hint("leave out one of them"));
-    }
-    let beside = [("train.z_loss", config.train.z_loss), ("train.label_smoothing", config.train.label_smoothing)];
-    if let Some((key, value)) = beside.into_iter().find(|(_, value)| *value != 0.0) {
-        return Err(Failure::usage(format!(
-            "`{key}` ({}) is {value}, and a loss of rankings ({origin}) is computed without it",
-            values.origin(key)
-        ))
-        .hint(format!("`--set {key}=0`")));
-    }
-    if config.parallel.sharding == Sharding::Weights {
-        return Err(Failure::usage(format!(
-            "`parallel.shard = \"weights\"` ({}) cannot be combined with `task.name = \"ranking\"` ({origin}) yet",
-            values.origin("parallel.shard")
-        ))
-        .hint("`--set parallel.shard=gradients` divides all other state"));
-    }
-    Ok(())
-}
+/// The loss of lists.
+pub static LOSS: Loss = Loss {
+    key: "task.name",
+    setting: "`task.name = \"ranking\"`",
+    has_no_terms: ["a loss of rankings", "is computed without it"],
+    has_dropout: true,
+    keys: (
+        &["data.query_column", "ranking.loss", "ranking.answers", "ranking.list_size", "task.class_weights"],
+        "it is for `task.name = \"ranking\"`",
+    ),
+    is_chosen: |config| config.ranking.is_some(),
+    check: |config| LOSS.check_alone(config),
+};

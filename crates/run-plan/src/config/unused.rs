@@ -1,4 +1,5 @@
-//! Settings that have no effect beside the others: one table of keys, the condition of their effect, and its words.
+//! Settings that have no effect beside the others: one table of keys, the condition of their effect, and its words. The keys of a loss are in its
+//! row ([`super::loss`]).
 //!
 //! A run with such a setting works, but does not what its user may expect. So the run names it.
 
@@ -7,6 +8,7 @@ use trainer::preference::PreferenceLoss;
 
 use text_metrics::Metric;
 
+use super::loss::LOSSES;
 use super::{Config, Objective, Origin, keys};
 
 /// What the conditions depend on besides the config.
@@ -30,37 +32,6 @@ struct Rule {
 }
 
 const RULES: &[Rule] = &[
-    Rule {
-        keys: &[
-            "data.chosen_column",
-            "data.rejected_column",
-            "preference.reference",
-            "preference.beta",
-            "preference.gamma",
-            "preference.desirable_weight",
-            "preference.undesirable_weight",
-        ],
-        has_effect: |config, _| config.preference.is_some(),
-        why: "it is for rows with a chosen and a rejected answer, and `preference.loss` is \"none\"",
-    },
-    Rule {
-        keys: &[
-            "data.negative_column",
-            "embedding.loss",
-            "embedding.temperature",
-            "embedding.margin",
-            "embedding.pooling",
-            "embedding.normalize",
-            "embedding.sizes",
-        ],
-        has_effect: |config, _| config.embedding.is_some(),
-        why: "it is for `task.name = \"embedding\"`",
-    },
-    Rule {
-        keys: &["data.query_column", "ranking.loss", "ranking.answers", "ranking.list_size", "task.class_weights"],
-        has_effect: |config, _| config.ranking.is_some(),
-        why: "it is for `task.name = \"ranking\"`",
-    },
     Rule {
         keys: &["data.label_column"],
         has_effect: |config, _| config.ranking.is_some() || config.preference.is_some_and(|of| of.loss.has_labels()),
@@ -90,11 +61,6 @@ const RULES: &[Rule] = &[
         keys: &["data.response_column"],
         has_effect: |config, _| config.preference.is_none_or(|of| of.loss.has_labels()),
         why: "rows of preferences have `data.prompt_column`, `data.chosen_column` and `data.rejected_column`",
-    },
-    Rule {
-        keys: &["distill.alpha", "distill.temperature"],
-        has_effect: |config, _| config.distillation.is_some(),
-        why: "it is for `distill.teacher`",
     },
     Rule {
         keys: &["preference.reference"],
@@ -241,11 +207,13 @@ impl Config {
             Origin::Default | Origin::Run(_) => false,
         };
         let mut found: Vec<(&str, &str)> = Vec::new();
-        for rule in RULES.iter().filter(|rule| !(rule.has_effect)(self, now)) {
-            for key in rule.keys {
+        let of_losses = LOSSES.iter().filter(|loss| !(loss.is_chosen)(self)).map(|loss| loss.keys);
+        let of_rules = RULES.iter().filter(|rule| !(rule.has_effect)(self, now)).map(|rule| (rule.keys, rule.why));
+        for (keys_without_effect, why) in of_losses.chain(of_rules) {
+            for key in keys_without_effect {
                 let is_other = self.values.setting(key).value != keys::default(key);
                 if is_given(key) && is_other && found.iter().all(|(known, _)| known != key) {
-                    found.push((key, rule.why));
+                    found.push((key, why));
                 }
             }
         }
@@ -294,6 +262,7 @@ mod tests {
 
     #[test]
     fn every_rule_is_about_keys_of_the_table() {
-        assert!(RULES.iter().flat_map(|rule| rule.keys).all(|key| keys::find(key).is_some()));
+        let of_losses = LOSSES.iter().flat_map(|loss| loss.keys.0);
+        assert!(RULES.iter().flat_map(|rule| rule.keys).chain(of_losses).all(|key| keys::find(key).is_some()));
     }
 }
