@@ -4,7 +4,7 @@ use t5::StepContext;
 
 use crate::error::{Error, Result};
 use crate::ranking::{RankedText, Ranking, RowLabels};
-use crate::trainer::{Batch, StepPlan, Trainer, gather};
+use crate::trainer::{Batch, StepPlan, Trainer};
 
 impl Trainer {
     /// The texts of this process with their values, in a batch that `cut` divides into micro-batches; `None` if `interrupted` returned true.
@@ -19,13 +19,10 @@ impl Trainer {
         if texts.len() != batch.sources.len() {
             return Err(Error::BatchShape { sources: batch.sources.len(), targets: texts.len() });
         }
-        // Layer-major, all go through a block while its weights are there.
-        let together = plan.levers.layer_major.is_some();
-        for cut in cut.chunks(if together { cut.len().max(1) } else { 1 }) {
-            let micro_batches = cut.iter().map(|samples| gather(batch, samples, first_sample, self.model()));
-            let micro_batches = micro_batches.collect::<Result<Vec<_>>>()?;
+        for pass in self.passes(batch, (cut, first_sample), plan) {
+            let (samples, micro_batches) = pass?;
             let Some(losses) = self.model().losses_of_step(&micro_batches, cx, interrupted)? else { return Ok(None) };
-            for (&text, loss) in cut.iter().flatten().zip(losses.concat()) {
+            for (text, loss) in samples.into_iter().zip(losses.concat()) {
                 texts[text].value = -loss;
             }
         }

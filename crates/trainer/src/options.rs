@@ -231,6 +231,15 @@ impl TrainerOptions {
         Ok(())
     }
 
+    /// The loss that `key` chooses is computed without the terms beside the cross-entropy.
+    fn validate_no_terms(&self, key: &str) -> Result<()> {
+        let terms = [("train.z_loss", self.z_loss), ("train.label_smoothing", self.label_smoothing)];
+        match terms.into_iter().find(|(_, value)| *value != 0.0) {
+            Some((term, value)) => Err(Error::invalid_option(term, &format!("0 beside `{key}`"), value)),
+            None => Ok(()),
+        }
+    }
+
     fn validate_contrastive(&self) -> Result<()> {
         let Some(Contrastive { loss, temperature, margin, has_negatives, .. }) = self.contrastive else {
             return Ok(());
@@ -253,21 +262,13 @@ impl TrainerOptions {
         if self.preference.is_some() || self.contrastive.is_some() {
             return Err(Error::invalid_option("distill.teacher", "the cross-entropy beside it", "another loss"));
         }
-        let beside = [("train.z_loss", self.z_loss), ("train.label_smoothing", self.label_smoothing)];
-        match beside.into_iter().find(|(_, value)| *value != 0.0) {
-            Some((key, value)) => Err(Error::invalid_option(key, "0 beside `distill.teacher`", value)),
-            None => Ok(()),
-        }
+        self.validate_no_terms("distill.teacher")
     }
 
     fn validate_ranking(&self) -> Result<()> {
         let Some(Ranking { weights, .. }) = self.ranking else { return Ok(()) };
         check_from_zero(&weights.map(|weight| ("task.class_weights", weight)))?;
-        let beside = [("train.z_loss", self.z_loss), ("train.label_smoothing", self.label_smoothing)];
-        match beside.into_iter().find(|(_, value)| *value != 0.0) {
-            Some((key, value)) => Err(Error::invalid_option(key, "0 beside `ranking.loss`", value)),
-            None => Ok(()),
-        }
+        self.validate_no_terms("ranking.loss")
     }
 
     fn validate_preference(&self) -> Result<()> {
@@ -283,11 +284,7 @@ impl TrainerOptions {
         if self.dropout != 0.0 {
             return Err(Error::invalid_option("train.dropout", "0 beside `preference.loss`", self.dropout));
         }
-        let beside = [("train.z_loss", self.z_loss), ("train.label_smoothing", self.label_smoothing)];
-        match beside.into_iter().find(|(_, value)| *value != 0.0) {
-            Some((key, value)) => Err(Error::invalid_option(key, "0 beside `preference.loss`", value)),
-            None => Ok(()),
-        }
+        self.validate_no_terms("preference.loss")
     }
 }
 

@@ -13,7 +13,7 @@ use crate::parallel::Parallel;
 use crate::preference::{Pair, Preference, PreferenceStats};
 use crate::ranking::RowLabels;
 use crate::stats::StepStats;
-use crate::trainer::{Batch, StepPlan, Trainer, gather, lengths};
+use crate::trainer::{Batch, StepPlan, Trainer, lengths};
 
 /// The last answer of the processes before this one, or of all, among those that have any.
 fn last_before(parallel: &Parallel, mine: Option<&Vec<u32>>) -> Result<Option<Vec<u32>>> {
@@ -43,15 +43,13 @@ impl Trainer {
         let is_desirable = |pair: usize| labels.get(pair).copied().unwrap_or_default();
         let pair = |pair| Pair { tokens: tokens(pair), is_desirable: is_desirable(pair), ..Pair::default() };
         let mut pairs: Vec<Pair> = (0..batch.targets.len() / 2).map(pair).collect();
-        // Layer-major, all go through a block while its weights are there.
-        let together = plan.levers.layer_major.is_some();
-        for cut in cut.chunks(if together { cut.len().max(1) } else { 1 }) {
-            let micro_batches = cut.iter().map(|samples| gather(batch, samples, first_sample, &self.model));
-            let of_model = (micro_batches.collect::<Result<_>>()?, together);
+        for pass in self.passes(batch, (cut, first_sample), plan) {
+            let (samples, micro_batches) = pass?;
+            let of_model = (micro_batches, plan.levers.layer_major.is_some());
             let models = (&self.model, self.frozen.as_deref());
             let Some(streams) = losses(models, of_model, preference, &cx, interrupted)? else { return Ok(None) };
             for (stream, losses) in streams.into_iter().enumerate() {
-                for (&sample, loss) in cut.iter().flatten().zip(losses) {
+                for (&sample, loss) in samples.iter().zip(losses) {
                     pairs[sample / 2].stream(stream)[sample % 2] = -loss;
                 }
             }

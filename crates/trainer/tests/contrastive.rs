@@ -1,27 +1,22 @@
 //! Losses of vectors, compared with torch in f64 over eight steps, and their gradients however a batch is cut.
 
+#[path = "support/cuts.rs"]
+mod cuts;
 #[path = "../../cuda-device/tests/support/device.rs"]
 mod device;
+#[path = "support/golden.rs"]
+mod golden;
 
-use std::path::{Path, PathBuf};
-
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use serde_json::Value;
 use t5::{Pooling, T5};
-use trainer::adamw::AdamwOptions;
 use trainer::contrastive::{Contrastive, ContrastiveLoss};
-use trainer::schedule::Schedule;
-use trainer::{Batch, LayerMajor, Levers, Precision, StepOutcome, StepPlan, StepStats, Trainer, TrainerOptions};
+use trainer::{Batch, Levers, Precision, StepOutcome, StepPlan, StepStats, Trainer, TrainerOptions};
 
 use self::device::device;
+use self::golden::micro_batches_of;
 
-fn goldens() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/encoders")
-}
-
-fn golden() -> Value {
-    serde_json::from_slice(&std::fs::read(goldens().join("contrastive.json")).unwrap()).unwrap()
-}
+const GOLDEN: &str = "encoders/contrastive.json";
 
 fn settings(case: &Value) -> Contrastive {
     let settings = &case["settings"];
@@ -51,22 +46,8 @@ fn samples(rows: &Value) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
 }
 
 fn trainer(golden: &Value, contrastive: Contrastive, precision: Precision, dropout: f64) -> Trainer {
-    let options = TrainerOptions {
-        dropout,
-        precision,
-        contrastive: Some(contrastive),
-        grad_clip_norm: golden["grad_clip_norm"].as_f64().unwrap(),
-        optimizer: AdamwOptions {
-            learning_rate: golden["optimizer"]["lr"].as_f64().unwrap(),
-            weight_decay: golden["optimizer"]["weight_decay"].as_f64().unwrap(),
-            ..AdamwOptions::default()
-        }
-        .into(),
-        schedule: Schedule::CONSTANT,
-        total_steps: 8,
-        ..TrainerOptions::default()
-    };
-    let model = T5::load(&goldens().join("encoder"), options.parameter_dtype(), &device()).unwrap();
+    let options = TrainerOptions { dropout, precision, contrastive: Some(contrastive), ..golden::options(golden) };
+    let model = T5::load(&golden::path("encoders/encoder"), options.parameter_dtype(), &device()).unwrap();
     Trainer::new(model, options).unwrap()
 }
 
@@ -78,70 +59,35 @@ fn step(trainer: &mut Trainer, rows: &Value, levers: Levers) -> StepStats {
     stats
 }
 
-fn micro_batches_of(samples: usize) -> Levers {
-    Levers { micro_batch_samples: samples, loss_chunk_rows: 5, ..Levers::default() }
-}
-
 #[test]
 fn eight_steps_of_every_loss_are_those_of_torch_however_they_are_cut() {
-    let golden = golden();
+    let golden = golden::read(GOLDEN);
     for (name, case) in golden["cases"].as_object().unwrap() {
         let mut trainer = trainer(&golden, settings(case), Precision::F32, 0.0);
         for (i, of_step) in case["steps"].as_array().unwrap().iter().enumerate() {
-            let layers = LayerMajor { boundaries_on_disk: i % 3 == 0, ..LayerMajor::default() };
-            let levers = Levers {
-                recompute_blocks: i % 3,
-                layer_major: (i % 4 == 3).then_some(layers),
-                ..micro_batches_of(1 + 3 * (i % 5))
-            };
-            let stats = step(&mut trainer, &of_step["rows"], levers);
-            for (what, got, tolerance) in [("loss", stats.loss, 1e-5), ("grad_norm", stats.grad_norm, 2e-4)] {
-                let expected = of_step[what].as_f64().unwrap();
-                let error = (got - expected).abs() / expected.abs().max(1e-3);
-                assert!(error <= tolerance, "{name}, step {}, {what}: {got}, expected {expected}", i + 1);
-            }
+            let stats = step(&mut trainer, &of_step["rows"], cuts::levers_of_step(i));
+            let values = [("loss", stats.loss, 1e-5), ("grad_norm", stats.grad_norm, 2e-4)];
+            golden::check(&format!("{name}, step {}", i + 1), of_step, 1e-3, &values);
             assert_eq!(stats.contrastive.unwrap().loss, stats.loss);
         }
     }
 }
 
-/// All gradients of a step, in f64 on the host.
-fn gradients(trainer: &Trainer) -> Vec<Vec<f64>> {
-    let all = 0..trainer.model().parameters().len();
-    // The host alone: that is where values are compared.
-    let values = |gradient: &Tensor| gradient.to_device(&Device::Cpu).unwrap().to_dtype(DType::F64).unwrap();
-    let of = |index| trainer.gradients().get(index).map(|gradient| values(gradient).flatten_all().unwrap());
-    all.filter_map(of).map(|gradient| gradient.to_vec1().unwrap()).collect()
-}
-
 #[test]
 fn micro_batches_of_one_three_and_all_texts_have_the_gradient_of_the_batch_with_dropout_too() {
-    let golden = golden();
+    let golden = golden::read(GOLDEN);
     for (name, case) in golden["cases"].as_object().unwrap() {
-        let rows = &case["steps"][0]["rows"];
-        let of_cut = |micro_batch: usize, dropout: f64| {
+        cuts::check_cuts(name, |dropout, levers| {
             let mut trainer = trainer(&golden, settings(case), Precision::F64, dropout);
-            let stats = step(&mut trainer, rows, micro_batches_of(micro_batch));
-            (stats.loss, gradients(&trainer))
-        };
-        for dropout in [0.0, 0.2] {
-            let (loss, whole) = of_cut(100, dropout);
-            let largest = whole.iter().flatten().fold(0.0_f64, |most, value| most.max(value.abs()));
-            assert!(largest > 1e-4, "{name}: {largest}");
-            for micro_batch in [1, 3] {
-                let (of_other, other) = of_cut(micro_batch, dropout);
-                assert!((loss - of_other).abs() < 1e-12, "{name}: {loss}, {of_other}");
-                for (one, other) in whole.iter().flatten().zip(other.iter().flatten()) {
-                    assert!((one - other).abs() < 1e-10 * largest, "{name}, {micro_batch}: {one}, {other}");
-                }
-            }
-        }
+            let stats = step(&mut trainer, &case["steps"][0]["rows"], levers);
+            (trainer, stats)
+        });
     }
 }
 
 #[test]
 fn with_dropout_the_gradient_is_that_of_the_loss_that_a_step_reports() {
-    let golden = golden();
+    let golden = golden::read(GOLDEN);
     let case = &golden["cases"]["mnr"];
     let rows = &case["steps"][0]["rows"];
     let loss_at = |by: f64| {
@@ -168,7 +114,7 @@ fn with_dropout_the_gradient_is_that_of_the_loss_that_a_step_reports() {
 
 #[test]
 fn a_loss_of_vectors_is_for_encoders_alone() {
-    let model = T5::load(&goldens().join("sequence"), DType::F32, &device()).unwrap();
+    let model = T5::load(&golden::path("encoders/sequence"), DType::F32, &device()).unwrap();
     let options = TrainerOptions { contrastive: Some(Contrastive::default()), ..TrainerOptions::default() };
     let error = Trainer::new(model, options).err().unwrap().to_string();
     assert!(error.contains("an encoder"), "{error}");

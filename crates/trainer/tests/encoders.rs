@@ -2,6 +2,8 @@
 
 #[path = "../../cuda-device/tests/support/device.rs"]
 mod device;
+#[path = "support/golden.rs"]
+mod golden;
 
 use std::path::{Path, PathBuf};
 
@@ -11,18 +13,17 @@ use t5::peft::AdapterDirectory;
 use t5::safetensors::Reader;
 use t5::{Head, Labels, ModelDirectory, Pooling, T5};
 use t5_ops::IGNORED_LABEL;
-use trainer::adamw::AdamwOptions;
-use trainer::schedule::Schedule;
-use trainer::{Batch, LayerMajor, Levers, StepOutcome, StepPlan, Trainer, TrainerOptions};
+use trainer::{Batch, LayerMajor, Levers, StepOutcome, StepPlan, Trainer};
 
 use self::device::device;
+use self::golden::micro_batches_of;
 
 fn goldens(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/encoders").join(case)
+    golden::path("encoders").join(case)
 }
 
 fn golden(case: &str) -> Value {
-    serde_json::from_slice(&std::fs::read(goldens(case).join("golden.json")).unwrap()).unwrap()
+    golden::read(&format!("encoders/{case}/golden.json"))
 }
 
 fn ids(lists: &Value) -> Vec<Vec<u32>> {
@@ -93,38 +94,17 @@ fn classifier(case: &str) -> T5 {
     model
 }
 
-fn trainer_of(case: &str, golden: &Value) -> Trainer {
-    let options = TrainerOptions {
-        dropout: 0.0,
-        grad_clip_norm: golden["grad_clip_norm"].as_f64().unwrap(),
-        optimizer: AdamwOptions {
-            learning_rate: golden["optimizer"]["lr"].as_f64().unwrap(),
-            weight_decay: golden["optimizer"]["weight_decay"].as_f64().unwrap(),
-            eps: golden["optimizer"]["eps"].as_f64().unwrap(),
-            ..AdamwOptions::default()
-        }
-        .into(),
-        schedule: Schedule::CONSTANT,
-        total_steps: 8,
-        ..TrainerOptions::default()
-    };
-    Trainer::new(classifier(case), options).unwrap()
-}
-
 /// Trains the steps of a case, each as `levers` says.
 fn train(case: &str, levers: impl Fn(usize) -> Levers) -> Trainer {
     let golden = golden(case);
-    let mut trainer = trainer_of(case, &golden);
+    let mut trainer = Trainer::new(classifier(case), golden::options(&golden)).unwrap();
     for (i, step) in golden["steps"].as_array().unwrap().iter().enumerate() {
         let (sources, targets) = (ids(&step["sources"]), labels(&step["labels"], case == "regression"));
         let plan = StepPlan { levers: levers(i), longest: None };
         let outcome = trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false).unwrap();
         let StepOutcome::Done(stats) = outcome else { panic!("{case}, step {i}: {outcome:?}") };
-        for (what, got, tolerance) in [("loss", stats.loss, 1e-5), ("grad_norm", stats.grad_norm, 1e-4)] {
-            let expected = step[what].as_f64().unwrap();
-            let error = (got - expected).abs() / expected.abs().max(1e-3);
-            assert!(error <= tolerance, "{case}, step {}, {what}: {got}, expected {expected}", i + 1);
-        }
+        let values = [("loss", stats.loss, 1e-5), ("grad_norm", stats.grad_norm, 1e-4)];
+        golden::check(&format!("{case}, step {}", i + 1), step, 1e-3, &values);
     }
     trainer
 }
@@ -175,10 +155,6 @@ const CASES: [&str; 7] =
 fn cases<'a>(all: &'a [&'a str]) -> impl Iterator<Item = &'a str> {
     let is_card = !device().is_cpu();
     all.iter().copied().filter(move |name| !(is_card && name.starts_with("gemma")))
-}
-
-fn micro_batches_of(samples: usize) -> Levers {
-    Levers { micro_batch_samples: samples, loss_chunk_rows: 5, ..Levers::default() }
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use t5::Levers;
 use t5::step::count::Shape;
+use t5::{Levers, MicroBatch};
 
-use super::{Batch, StepPlan, Trainer, count_tokens, lengths};
+use super::{Batch, StepPlan, Trainer, count_tokens, gather, lengths};
 use crate::error::Result;
 use crate::micro_batches;
 use crate::parallel::Share;
@@ -43,6 +43,21 @@ impl Trainer {
             is_interrupted: self.parallel.is_some() && interrupted(),
         };
         self.parallel.as_ref().map_or_else(|| Ok(mine.clone()), |parallel| parallel.share(&mine))
+    }
+
+    /// The passes before a step, each with the numbers of its samples: one micro-batch. Layer-major, all of them go through a block while its
+    /// weights are there.
+    pub(crate) fn passes(
+        &self,
+        batch: &Batch,
+        (cut, first_sample): (&[Vec<usize>], usize),
+        plan: &StepPlan,
+    ) -> impl Iterator<Item = Result<(Vec<usize>, Vec<MicroBatch>)>> {
+        let micro_batches = if plan.levers.layer_major.is_some() { cut.len().max(1) } else { 1 };
+        cut.chunks(micro_batches).map(move |cut| {
+            let micro_batches = cut.iter().map(|samples| gather(batch, samples, first_sample, &self.model));
+            Ok((cut.concat(), micro_batches.collect::<Result<_>>()?))
+        })
     }
 
     /// Cuts a batch with these lengths into micro-batches: no larger than the plan's, and no larger than is useful.
