@@ -1,9 +1,9 @@
-//! The losses beside the plain cross-entropy of tokens, as rows: the key that chooses one, the keys that only it reads, and the settings
-//! that it refuses.
+//! A loss beside the plain cross-entropy of tokens, as a row: the key that chooses it, the keys that only it reads, and the settings
+//! that it refuses. [`super::LOSSES`] has all.
 
 use trainer::Sharding;
 
-use super::{Config, Objective, distill, embedding, preference, ranking};
+use super::{Config, Objective};
 use crate::failure::{Failure, Outcome};
 
 /// A loss beside the plain cross-entropy of tokens.
@@ -23,9 +23,6 @@ pub struct Loss {
     /// Refuses what contradicts this loss alone.
     pub check: fn(&Config) -> Outcome<()>,
 }
-
-/// All of them, in the order in which they are checked.
-pub static LOSSES: [&Loss; 4] = [&preference::LOSS, &distill::LOSS, &embedding::LOSS, &ranking::LOSS];
 
 impl Loss {
     /// Refuses settings beside which the loss would be another one.

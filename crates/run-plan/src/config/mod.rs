@@ -51,6 +51,9 @@ pub use values::{Origin, Values};
 
 use crate::failure::{Failure, Outcome};
 
+/// The losses beside the plain cross-entropy, in the order in which they are checked.
+static LOSSES: [&loss::Loss; 4] = [&preference::LOSS, &distill::LOSS, &embedding::LOSS, &ranking::LOSS];
+
 /// The resolved config. Field names are the keys' names.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -394,7 +397,7 @@ impl Config {
         }
         evaluating::check(self, self.data.may_have_validation())?;
         parallel::check(self)?;
-        loss::LOSSES.iter().try_for_each(|loss| loss.check(self))
+        LOSSES.iter().try_for_each(|loss| loss.check(self))
     }
 }
 

@@ -1,5 +1,5 @@
 //! Settings that have no effect beside the others: one table of keys, the condition of their effect, and its words. The keys of a loss are in its
-//! row ([`super::loss`]).
+//! row ([`super::LOSSES`]).
 //!
 //! A run with such a setting works, but does not what its user may expect. So the run names it.
 
@@ -8,8 +8,7 @@ use trainer::preference::PreferenceLoss;
 
 use text_metrics::Metric;
 
-use super::loss::LOSSES;
-use super::{Config, Objective, Origin, keys};
+use super::{Config, LOSSES, Objective, Origin, keys};
 
 /// What the conditions depend on besides the config.
 #[derive(Clone, Copy, Debug)]
