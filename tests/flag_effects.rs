@@ -93,6 +93,7 @@ const ROWS: &[Row] = &[
     ("inspect", "--tokenizer", &["run/model"], &[]),
     ("inspect", "--max-source-tokens", &["2"], &[]),
     ("inspect", "--max-target-tokens", &["2"], TOKENIZER),
+    ("inspect", "--memory-budget", &["1MiB"], &[]),
     ("inspect", "--json", &[], &[]),
     ("convert", "--prompt-column", &["other"], &[]),
     ("convert", "--response-column", &["other"], &[]),

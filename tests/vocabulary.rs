@@ -190,3 +190,38 @@ fn a_table_grows_when_its_unused_rows_do_not_suffice() {
     assert_eq!(json["added"][200]["id"], entries - 1);
     scene.run(&["generate", "--model", "more", "--prompt", "<one>", "--max-new-tokens", "2"]).expect_code(0);
 }
+
+#[test]
+fn a_long_row_is_read_within_the_budget_or_named() {
+    let scene = Scene::new();
+    model(&scene);
+    let row = json!({"prompt": "the \u{1f98a} fox ".repeat(240_000), "response": "b"});
+    scene.write("rows.jsonl", format!("{}\n{row}\n", json!({"prompt": "the fox", "response": "a"})));
+    for command in [
+        "add-tokens --model model --missing-in rows.jsonl --output out --force --json",
+        "trim-vocab --model model --keep-used rows.jsonl --output out --force --json",
+    ] {
+        let within = |mib: u64| {
+            let words = format!("{command} --memory-budget {mib}MiB");
+            scene.run(&words.split(' ').collect::<Vec<_>>())
+        };
+        let refused = within(1).expect_code(3);
+        let named = refused.err.split_once("use `--memory-budget ").and_then(|(_, rest)| rest.split_once("MiB"));
+        let least: u64 = named.and_then(|(number, _)| number.parse().ok()).unwrap_or_else(|| panic!("{}", refused.err));
+        let words = ["rows.jsonl:2: the row is longer than", "hint: raise `--memory-budget`"];
+        within(least).expect_code(4).expect_words(&words);
+        let enough = least + 4;
+        let json = within(enough).expect_code(0).json();
+        let peak = json["peak_rss_bytes"].as_u64().expect("bytes");
+        assert!(peak <= enough << 20, "{peak} bytes of {enough} MiB: {command}");
+        match json["added"].as_array() {
+            Some(added) => {
+                assert_eq!(added.iter().map(|added| &added["token"]).collect::<Vec<_>>(), ["\u{1f98a}"], "{json}");
+            }
+            None => assert_eq!((&json["rows_read"], &json["share_kept"]), (&json!(2), &json!(1.0)), "{json}"),
+        }
+    }
+    let inspect = |budget: &str| scene.run(&["inspect", "rows.jsonl", "--memory-budget", budget]);
+    inspect("48MiB").expect_code(0).expect_words(&["malformed rows", "longer than", "fits the memory budget"]);
+    assert!(!inspect("1GiB").expect_code(0).out.contains("malformed"));
+}

@@ -45,6 +45,21 @@ fn the_beginning_of_a_text_has_the_same_ids_as_the_whole() {
 }
 
 #[test]
+fn ids_that_are_handed_out_some_at_a_time_are_those_of_the_whole() {
+    for case in ["t5-slow", "codet5", "byt5"] {
+        let tokenizer = Tokenizer::in_directory(&directory(case)).expect("a tokenizer");
+        let tokenizer = Tokenizer::load(&tokenizer).unwrap();
+        let text = "a naïve  fox </s>  x <extra_id_3>\u{3000}".repeat(300);
+        for text in ["", &text, &format!("{}b{}", " ".repeat(5000), " ".repeat(5000)), &"ab".repeat(20_000)] {
+            let (mut ids, mut times) = (Vec::new(), 0);
+            tokenizer.encode_each(text, |some| (ids.extend_from_slice(some), times += 1).0).unwrap();
+            assert_eq!(ids, tokenizer.encode(text).unwrap(), "{case}: {} bytes", text.len());
+            assert!(times > 2 || text.is_empty() || case == "byt5", "{case}: {times} times");
+        }
+    }
+}
+
+#[test]
 fn files_that_belong_to_a_tokenizer_go_with_it() {
     let names = |case: &str| {
         let tokenizer = Tokenizer::load(&directory(case)).unwrap();

@@ -238,6 +238,9 @@ pub struct InspectArgs {
     /// Lengths
     #[command(flatten)]
     pub lengths: LengthFlags,
+    /// Memory limit of the process; a row that does not fit counts as malformed
+    #[arg(long, value_name = "SIZE")]
+    pub memory_budget: Option<String>,
     /// Print one JSON object per file, one per line
     #[arg(long)]
     pub json: bool,

@@ -29,6 +29,9 @@ pub struct TrimVocabArgs {
     /// Text files
     #[command(flatten)]
     pub text: TextFlags,
+    /// Memory limit of the process while rows are read; a row that does not fit is an error
+    #[arg(long, value_name = "SIZE")]
+    pub memory_budget: Option<String>,
     /// Put this text before every source, as `data.source_prefix` does [default: the model's own]
     #[arg(long, value_name = "TEXT")]
     pub source_prefix: Option<String>,
@@ -58,6 +61,9 @@ pub struct AddTokensArgs {
     /// Text files
     #[command(flatten)]
     pub text: TextFlags,
+    /// Memory limit of the process while rows are read; a row that does not fit is an error
+    #[arg(long, value_name = "SIZE")]
+    pub memory_budget: Option<String>,
     /// Directory of the new model
     #[arg(long, short, value_name = "DIR")]
     pub output: PathBuf,

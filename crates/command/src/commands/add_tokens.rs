@@ -13,6 +13,7 @@ use crate::commands::trim_vocab::Whole;
 use crate::config::paths;
 use crate::data::data_files;
 use crate::data::file_texts::FileTexts;
+use crate::data::row_budget;
 use crate::data::survival::Survival;
 use crate::failure::{Failure, Outcome};
 use crate::files::outputs;
@@ -125,10 +126,11 @@ fn missing(flags: &AddTokensArgs, tokenizer: &Tokenizer) -> Outcome<Vec<String>>
         return Ok(Vec::new());
     }
     let files = data_files::files("--missing-in", &flags.missing_in)?;
-    let texts = FileTexts::open(&files, (&flags.columns.chosen(), &flags.text.options()), named_by_flags)?;
+    let options = row_budget::options("add-tokens", flags.memory_budget.as_deref(), flags.text.options())?;
+    let texts = FileTexts::open(&files, (&flags.columns.chosen(), &options), named_by_flags)?;
     let mut survival = Survival::default();
     texts.each(|texts| {
-        for text in texts {
+        for text in texts.iter().flat_map(|text| parts(text)) {
             survival.add(true, text, &tokenizer.decode(&tokenizer.encode(text)?)?);
         }
         Ok(())
@@ -144,9 +146,32 @@ fn missing(flags: &AddTokensArgs, tokenizer: &Tokenizer) -> Outcome<Vec<String>>
     Ok(missing)
 }
 
+/// The parts of a text, each short enough to be decoded: a decoder takes some fifty times its text.
+fn parts(mut text: &str) -> impl Iterator<Item = &str> {
+    std::iter::from_fn(move || {
+        let most = text.floor_char_boundary(dataloader::KEPT_TEXT_BYTES);
+        let blank = if most < text.len() { text[..most].rfind(char::is_whitespace) } else { None };
+        let part;
+        (part, text) = text.split_at(blank.filter(|&blank| blank > 0).unwrap_or(most));
+        (!part.is_empty()).then_some(part)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_text_has_parts_that_end_before_blanks_and_together_are_the_text() {
+        let most = dataloader::KEPT_TEXT_BYTES;
+        for text in ["", "a b", &"\u{4f60}".repeat(most), &"word ".repeat(most), &format!(" {}", "a".repeat(2 * most))]
+        {
+            let parts: Vec<&str> = parts(text).collect();
+            assert_eq!(parts.concat(), text);
+            assert!(parts.iter().all(|part| (1..=most).contains(&part.len())));
+            assert!(!text.contains("d ") || parts[1..].iter().all(|part| part.starts_with(' ')));
+        }
+    }
 
     #[test]
     fn unused_rows_come_first_and_then_the_table_grows() {

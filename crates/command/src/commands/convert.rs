@@ -17,14 +17,13 @@ use row_files::{
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::cli::flag_values;
 use crate::cli::row_flags::{BadRowRule, ConvertArgs, Deduplicate};
 use crate::commands::text_lengths::TextLengths;
 use crate::data::reading::unused_in_words;
 use crate::data::splits::{self, Purpose};
 use crate::data::unpacked::Unpacked;
-use crate::data::{data_files, row_data};
-use crate::failure::{Exit, Failure, Outcome};
+use crate::data::{data_files, row_budget, row_data};
+use crate::failure::{Failure, Outcome};
 use crate::files::outputs;
 use crate::screen::shell_words::quoted;
 use crate::screen::{report, stop};
@@ -262,19 +261,9 @@ fn share(number: f64) -> Outcome<Share> {
 
 /// Bytes that the table of duplicates may use, and how files are read in the rest of the budget.
 fn shares(flags: &ConvertArgs, files: &[PathBuf]) -> Outcome<(u64, ReadOptions)> {
-    let now = SystemProbe::new().snapshot()?;
-    let budget = flag_values::budget(flags.memory_budget.as_deref())?.resolve(&now);
     let bytes = files.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum();
     let outputs = if flags.validation_split.is_some() { 2 } else { 1 };
-    let others = now.rss.0 + conversion_bytes(bytes, outputs, 0);
-    if budget.0 < others {
-        return Err(Failure::new(
-            Exit::DoesNotFit,
-            format!("`convert` needs at least {}; --memory-budget is {budget}", Bytes(others)),
-        )
-        .hint(format!("use `--memory-budget {}` or more", Bytes(others))));
-    }
-    let left = budget.0 - now.rss.0;
+    let left = row_budget::left("convert", flags.memory_budget.as_deref(), conversion_bytes(bytes, outputs, 0))?;
     // A table of duplicates comes first: with it, rows are short.
     let for_rows = if flags.deduplicate.is_some() { left / 2 } else { left };
     let options = flags.text.options().within(for_rows, bytes, outputs);

@@ -14,24 +14,28 @@ use crate::cli::row_flags::InspectArgs;
 use crate::commands::convert::named_by_flags;
 use crate::commands::text_lengths::TextLengths;
 use crate::data::unpacked::Unpacked;
-use crate::data::{data_files, reading};
+use crate::data::{data_files, reading, row_budget};
 use crate::failure::Outcome;
 use crate::screen::report;
 
 /// The most columns that are inspected.
 const MAX_COLUMNS: usize = 256;
-/// Bytes of the table of duplicates. In a file with more rows, duplicates are not counted.
+/// The most bytes of the table of duplicates. In a file with more rows, duplicates are not counted.
 const MAX_TABLE_BYTES: u64 = 256 << 20;
 
 /// Inspects files.
 pub fn inspect(flags: &InspectArgs) -> Outcome<()> {
     let mut unpacked = Unpacked::default();
     let files = data_files::files("FILE", &flags.files)?;
+    // Half of what is left is for rows, and half for the table of duplicates.
+    let options = flags.text.options();
+    let left = row_budget::left("inspect", flags.memory_budget.as_deref(), 2 * row_budget::LEAST)? / 2;
+    let (options, table_bytes) = (options.within(left, 0, 0), left.min(MAX_TABLE_BYTES));
     for (shown, path) in files.iter().zip(unpacked.files(&files, report::note)?) {
-        let kind = Kind::detect(&path, &flags.text.options())?;
+        let kind = Kind::detect(&path, &options)?;
         let is_plain_parquet = kind.form == Form::Parquet && kind.compression == Compression::None;
         let shape = if is_plain_parquet { Some(parquet_dataset::inspect(&path)?) } else { None };
-        let content = Content::of(&path, &kind, flags)?;
+        let content = Content::of(&path, &kind, (flags, table_bytes))?;
         let text = match flags.json {
             true => format!("{}\n", as_json(shown, &kind, shape.as_ref(), &content)),
             false => as_text(shown, &kind, shape.as_ref(), &content),
@@ -72,7 +76,7 @@ struct ColumnContent {
 }
 
 impl Content {
-    fn of(path: &Path, kind: &Kind, flags: &InspectArgs) -> Outcome<Self> {
+    fn of(path: &Path, kind: &Kind, (flags, table_bytes): (&InspectArgs, u64)) -> Outcome<Self> {
         let delimiter = kind.dialect().map(|(delimiter, _)| delimiter);
         let pairing = Pairing::choose(&kind.columns, &flags.columns.chosen());
         let (pairing, unpaired) = match pairing
@@ -110,7 +114,7 @@ impl Content {
             samples: Vec::new(),
         };
         let mut rows = Rows::open(path, kind, &wanted, false)?;
-        let (mut row, mut table) = (Row::default(), Duplicates::exact(MAX_TABLE_BYTES));
+        let (mut row, mut table) = (Row::default(), Duplicates::exact(table_bytes));
         loop {
             if content.rows == flags.rows && flags.rows > 0 {
                 content.share = rows.share_read();

@@ -1,6 +1,7 @@
 //! `train_low_mem trim-vocab`: a model with the entries of its vocabulary that some rows need, and the others gone.
 
 use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -14,6 +15,7 @@ use crate::commands::convert::named_by_flags;
 use crate::commands::merge::check_output;
 use crate::data::data_files;
 use crate::data::file_texts::FileTexts;
+use crate::data::row_budget;
 use crate::failure::{Failure, Outcome};
 use crate::files::outputs;
 use crate::model::model_directory;
@@ -49,8 +51,8 @@ pub fn trim_vocab(flags: &TrimVocabArgs) -> Outcome<()> {
     let began = Instant::now();
     let Whole { model, config, tokenizer, vocabulary } = Whole::open(&flags.model, &flags.output, flags.result.force)?;
     let of_scripts = vocabulary.of_scripts(&tokenizer, &flags.keep_scripts)?;
-    let open =
-        |files: &[PathBuf]| FileTexts::open(files, (&flags.columns.chosen(), &flags.text.options()), named_by_flags);
+    let options = row_budget::options("trim-vocab", flags.memory_budget.as_deref(), flags.text.options())?;
+    let open = |files: &[PathBuf]| FileTexts::open(files, (&flags.columns.chosen(), &options), named_by_flags);
     let texts = match flags.keep_used.as_slice() {
         [] => None,
         named => Some(open(&data_files::files("--keep-used", named)?)?),
@@ -108,8 +110,7 @@ fn used(texts: &FileTexts, tokenizer: &Tokenizer, prefix: &str) -> Outcome<(Vec<
     let mut counts = vec![0_u64; tokenizer.vocab_size()];
     let rows = texts.each(|texts| {
         each_text(texts, prefix, |text| {
-            tokenizer.encode(text)?.into_iter().for_each(|id| counts[id as usize] += 1);
-            Ok(())
+            Ok(tokenizer.encode_each(text, |ids| ids.iter().for_each(|id| counts[*id as usize] += 1))?)
         })
     })?;
     if counts.iter().all(|count| *count == 0) {
@@ -166,14 +167,33 @@ fn check_texts(texts: &FileTexts, (before, prefix): (&Tokenizer, &str), trimmed:
     }
     texts.each(|texts| {
         each_text(texts, prefix, |text| {
-            let expected: Option<Vec<u32>> = before.encode(text)?.into_iter().map(|id| new_ids[id as usize]).collect();
-            match expected {
-                Some(expected) if trimmed.tokenizer.encode(text)? != expected => Err(changed_text(before.path(), text)),
-                _ => Ok(()),
+            let (mut stay, mut expected, mut got) = (true, IdDigest::default(), IdDigest::default());
+            before.encode_each(text, |ids| {
+                for id in ids {
+                    new_ids[*id as usize].map_or_else(|| stay = false, |new| expected.add(new));
+                }
+            })?;
+            if stay {
+                trimmed.tokenizer.encode_each(text, |ids| ids.iter().for_each(|id| got.add(*id)))?;
             }
+            if stay && got.finish() != expected.finish() { Err(changed_text(before.path(), text)) } else { Ok(()) }
         })
     })?;
     Ok(())
+}
+
+/// A digest of ids, which takes no memory for each of them.
+#[derive(Default)]
+struct IdDigest(DefaultHasher);
+
+impl IdDigest {
+    fn add(&mut self, id: u32) {
+        self.0.write_u32(id);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0.finish()
+    }
 }
 
 fn changed_text(path: &Path, text: &str) -> Failure {

@@ -47,14 +47,16 @@ impl FileTexts {
     /// Hands the texts of each row to `each`, the source first where there is one. Rows that cannot be read are skipped.
     ///
     /// # Errors
-    /// Of reading, and of `each`.
+    /// Of reading, and of `each`; a row that only a larger budget would hold.
     pub fn each(&self, mut each: impl FnMut(&[&str]) -> Outcome<()>) -> Outcome<u64> {
         let (mut row, mut count) = (Row::default(), 0);
         for (path, kind, pairing) in &self.files {
             let mut rows = Rows::open(path, kind, &pairing.columns(), false)?;
             while let Some(read) = rows.next(&mut row)? {
-                if read.is_err() {
-                    continue;
+                match read {
+                    Err(error) if error.fault.is_over_budget() => return Err(row_files::Error::Row(error).into()),
+                    Err(_) => continue,
+                    Ok(()) => {}
                 }
                 count += 1;
                 let rejected = pairing.third_text(&row).ok().flatten().map(std::borrow::Cow::into_owned);

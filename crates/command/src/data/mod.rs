@@ -4,6 +4,7 @@ pub mod data_files;
 pub mod file_texts;
 pub mod labels;
 pub mod reading;
+pub mod row_budget;
 pub mod row_data;
 pub mod row_record;
 pub mod run_files;

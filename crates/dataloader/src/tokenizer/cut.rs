@@ -1,7 +1,7 @@
 //! Sources that are cut on either side.
 
-use super::windows::{Source, TextFault, Tokenizing};
-use super::{Kind, Prefixed, Tokenizer, guarded};
+use super::windows::{Source, TextFault};
+use super::{Kind, Prefixed, Tokenizer};
 use crate::Error;
 use crate::side::Side;
 
@@ -30,19 +30,7 @@ impl Tokenizer {
     fn encode_last(&self, source: &mut impl Source, most: usize) -> Result<(Vec<u32>, bool), TextFault> {
         let mut ids = match &self.kind {
             Kind::Bytes(tokenizer) => tokenizer.encode(source, usize::MAX)?,
-            _ => {
-                let bytes = source.len();
-                let parts = (&self.inner, &self.word_cache);
-                let mut tokenizing = Tokenizing::new(parts, self.traits, self.windows(most), usize::MAX);
-                while let Some(range) = tokenizing.next(bytes) {
-                    let is_last = range.end == bytes;
-                    let text = source.segment(range)?;
-                    let added = guarded(&self.path, "encoding a text", || tokenizing.add(text, is_last))?;
-                    added.map_err(|error| Error::Encode { path: self.path.clone(), reason: error.to_string() })?;
-                    tokenizing.keep_last(most + 1);
-                }
-                tokenizing.finish()
-            }
+            _ => self.tokenize(self.windows(most), source, usize::MAX, |tokenizing| tokenizing.keep_last(most + 1))?,
         };
         let is_cut = ids.len() > most;
         ids.drain(..ids.len().saturating_sub(most));

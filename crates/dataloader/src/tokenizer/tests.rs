@@ -1,6 +1,7 @@
 //! Compares windows with whole texts, over every kind of model and cutter. Windows are so small that most texts take
 //! many.
 
+use super::windows::Windows;
 use super::*;
 use crate::random::{Key, Stream};
 use crate::testing::sample_tokenizer;

@@ -224,6 +224,12 @@ impl<'t> Tokenizing<'t> {
         (!self.is_over).then_some(self.from..bytes.min(end))
     }
 
+    /// Takes the ids that are certain, so that the next ones do not add to them.
+    pub fn take_certain(&mut self) -> Vec<u32> {
+        // The tokens of blanks may be taken back by their place.
+        if self.blanks.is_none() { std::mem::take(&mut self.ids) } else { Vec::new() }
+    }
+
     /// Forgets ids before the last `most`, now and then, so that a long text of which only the end counts takes little memory.
     pub fn keep_last(&mut self, most: usize) {
         const AT_A_TIME: usize = 4096;

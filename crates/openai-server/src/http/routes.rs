@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use hyper::body::{Body, Incoming};
 use hyper::header::{self, HeaderMap, HeaderValue};
-use hyper::{Method, Request, Response};
+use hyper::http::uri::Authority;
+use hyper::{Method, Request, Response, Version};
 use serde_json::json;
 
 use super::ask::ask;
@@ -87,7 +88,7 @@ enum Route {
 
 /// Performs all checks that are possible before the body is read.
 fn route(request: &Request<Incoming>, shared: &Shared, record: &mut Record) -> Result<Route, ApiError> {
-    let (path, headers) = (request.uri().path(), request.headers());
+    let (path, headers, host) = (request.uri().path(), request.headers(), host(request)?);
     let (route, method, needs_key) = match path {
         "/" => ("/", Method::GET, false),
         "/health" => ("/health", Method::GET, false),
@@ -109,7 +110,7 @@ fn route(request: &Request<Incoming>, shared: &Shared, record: &mut Record) -> R
         }
     };
     record.route = route;
-    check_host(headers, shared)?;
+    check_host(host, shared)?;
     if request.method() != method {
         let message = format!("{route} takes {method}, not {}", record.access.method);
         return Err(ApiError::new(405, "method_not_allowed", message));
@@ -150,19 +151,45 @@ fn route(request: &Request<Incoming>, shared: &Shared, record: &mut Record) -> R
     })
 }
 
+/// The value of the `Host` header, which HTTP/1.1 has exactly once (RFC 9112, 3.2).
+fn host(request: &Request<Incoming>) -> Result<&str, ApiError> {
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    let (first, second) = (hosts.next(), hosts.next());
+    let got = match (first, second) {
+        (None, _) if request.version() < Version::HTTP_11 => return Ok(""),
+        (None, _) => "none",
+        (_, Some(_)) => "more",
+        (Some(host), None) => match host.to_str() {
+            Ok(host) if is_host(host) => return Ok(host),
+            _ => "something else",
+        },
+    };
+    Err(ApiError::new(
+        400,
+        "invalid_http",
+        format!("expected one `Host` header with a name and perhaps a port, got {got}"),
+    ))
+}
+
+/// Whether this is a host with or without a port, or nothing.
+fn is_host(text: &str) -> bool {
+    let is_port = |rest: &str| rest.is_empty() || rest.strip_prefix(':').is_some_and(has_only_digits);
+    let is_host = |authority: Authority| !text.contains('@') && is_port(&text[authority.host().len()..]);
+    text.is_empty() || text.parse().is_ok_and(is_host)
+}
+
+fn has_only_digits(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// A loopback server without keys trusts every local program. Refuses host names that another site may have pointed at
 /// it.
-fn check_host(headers: &HeaderMap, shared: &Shared) -> Result<(), ApiError> {
-    let mut hosts = headers.get_all(header::HOST).iter();
-    let host = hosts.next().map(|host| host.to_str().unwrap_or("?")).unwrap_or_default();
-    if hosts.next().is_some() {
-        return Err(ApiError::new(400, "invalid_http", "expected one `Host` header, got more"));
-    }
+fn check_host(host: &str, shared: &Shared) -> Result<(), ApiError> {
     if !shared.is_loopback || !shared.settings.keys.is_empty() {
         return Ok(());
     }
     let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        Some((name, port)) if has_only_digits(port) => name,
         _ => host,
     };
     let own = shared.settings.listen.ip().to_string();

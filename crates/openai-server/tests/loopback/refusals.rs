@@ -118,6 +118,34 @@ fn what_is_no_http_is_told_so() {
 }
 
 #[test]
+fn a_request_of_http_1_1_names_one_host() {
+    let running = start();
+    let check = |path: &str, hosts: &str, expected: u16| {
+        let answer = running.exchange(format!("GET {path}\r\n{hosts}Connection: close\r\n\r\n"));
+        match expected {
+            200 => assert_eq!(status(&answer), 200, "{path} {hosts:?}"),
+            _ => refused(&answer, expected, if expected == 400 { "invalid_http" } else { "unknown_host" }),
+        }
+    };
+    for path in ["/health", "/nothing"] {
+        check(&format!("{path} HTTP/1.1"), "", 400);
+    }
+    check("/health HTTP/1.0", "", 200);
+    check("/health HTTP/1.0", "Host: a.example\r\n", 421);
+    for host in ["", "localhost", "LocalHost:80", "localhost:", "[::1]:8080", "127.0.0.1"] {
+        check("/health HTTP/1.1", &format!("Host: {host}\r\n"), 200);
+    }
+    for host in
+        ["local host", "localhost:80:80", "localhost:a", "me@localhost", "localhost/", "[::1", "\u{e9}", "localhost, a"]
+    {
+        check("/health HTTP/1.1", &format!("Host: {host}\r\n"), 400);
+    }
+    check("/health HTTP/1.1", "Host: localhost\r\nHost: localhost\r\n", 400);
+    check("http://localhost/health HTTP/1.1", "Host: localhost\r\n", 200);
+    check("http://localhost/health HTTP/1.1", "", 400);
+}
+
+#[test]
 fn who_sends_too_slowly_is_told_so() {
     let brief = Duration::from_millis(50);
     // The client never sends the rest, but gets an answer. Only one of the time limits is short, so a slow start does no harm.
