@@ -111,11 +111,8 @@ fn rows_bytes(options: &LoaderOptions, dataset: &Dataset, read: &[u64]) -> u64 {
 /// Memory of a further segment of a value of `largest` bytes, if only `read` bytes are read with its batch. A piece for span corruption
 /// is read whole.
 fn later_bytes(options: &LoaderOptions, largest: u64, read: u64) -> u64 {
-    match options.objective {
-        Objective::SpanCorruption { .. } | Objective::Denoising { .. } => 0,
-        _ if largest > read => largest.min(SEGMENT_BYTES as u64) * 3 / 2,
-        _ => 0,
-    }
+    let is_read_on = options.objective.has_targets() && largest > read;
+    if is_read_on { largest.min(SEGMENT_BYTES as u64) * 3 / 2 } else { 0 }
 }
 
 /// Bytes of the prefix of a column's texts.
@@ -125,9 +122,9 @@ fn prefix_bytes(options: &LoaderOptions, column: usize) -> u64 {
 
 /// Memory for tokenizing a text of `largest` bytes.
 fn tokenizing_bytes(options: &LoaderOptions, tokenizer: &Tokenizer, column: usize, largest: u64) -> u64 {
-    let (max_tokens, text) = match options.objective {
-        Objective::SpanCorruption { .. } | Objective::Denoising { .. } => (usize::MAX, largest.min(MAX_PIECE_BYTES)),
-        _ if column == 0 => (options.max_source_tokens, largest),
+    let (max_tokens, text) = match column {
+        _ if !options.objective.has_targets() => (usize::MAX, largest.min(MAX_PIECE_BYTES)),
+        0 => (options.max_source_tokens, largest),
         _ => (options.max_target_tokens, largest),
     };
     // Each byte may be a token, and the vector of ids doubles as it grows.

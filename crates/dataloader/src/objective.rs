@@ -131,6 +131,15 @@ impl Objective {
         }
     }
 
+    /// The most tokens of a target, where texts have at most so many tokens as a source and as a target.
+    pub fn max_target_tokens(&self, [source, target]: [usize; 2]) -> usize {
+        match self {
+            Self::Labels { .. } | Self::Lists { .. } => 2,
+            Self::LabelsOfWords { .. } => source,
+            _ => target,
+        }
+    }
+
     /// Whether a column has labels instead of texts.
     pub(crate) fn is_label(&self, column: usize) -> bool {
         matches!(self, Self::Labelled { .. }) && column == 2
@@ -236,8 +245,8 @@ impl Prepared {
     /// row's own.
     pub fn read_part(&self, bytes: u64, most: u64, key: Key) -> Range<u64> {
         match self {
-            Self::TextToText(..) | Self::Labels(..) | Self::LabelsOfWords(..) | Self::Lists(..) => 0..bytes.min(most),
             Self::Denoising(_) => span_corruption::piece(bytes, key),
+            _ => 0..bytes.min(most),
         }
     }
 
@@ -251,13 +260,11 @@ impl Prepared {
         stop: &'a dyn Fn() -> bool,
     ) -> RowText<'a> {
         match self {
-            Self::TextToText(..) | Self::Labels(..) | Self::LabelsOfWords(..) | Self::Lists(..) => {
-                RowText::new(place, bytes as usize, held, stop)
-            }
             Self::Denoising(_) => {
                 let piece = span_corruption::within_characters(held, span_corruption::piece(bytes, key), bytes);
                 RowText::new(place, piece.len(), piece, stop)
             }
+            _ => RowText::new(place, bytes as usize, held, stop),
         }
     }
 

@@ -378,14 +378,14 @@ impl<'a> Offer<'a> {
         phases
     }
 
-    /// The texts of so many rows that are evaluated together. Of rows that are not known, those of a step.
+    /// How many texts an evaluation of `rows` rows has at once. If the number of rows is not known, as many as a step.
     fn evaluated_texts(&self, rows: u64) -> usize {
         let of_a_row = self.training.options.contrastive.as_ref().map_or(1, Contrastive::texts_of_a_row);
         let rows = usize::try_from(rows).unwrap_or(usize::MAX);
         rows.checked_mul(of_a_row).filter(|texts| *texts < usize::MAX).unwrap_or(self.job.samples)
     }
 
-    /// The row of the vectors of so many texts, if they are trained.
+    /// The bill's row for the vectors of `texts` texts, if the loss is one of vectors.
     fn vectors(&self, texts: usize) -> Option<CostRow> {
         let of = self.training.options.contrastive.as_ref()?;
         let bytes = of.bytes(texts, self.job.model.vector_width());

@@ -94,7 +94,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// The room in a plan for texts of at most so many tokens.
+    /// The bytes that a plan leaves for texts of at most `max_source_tokens` tokens.
     pub fn of(planned: &Planned, max_source_tokens: usize) -> Outcome<Self> {
         Ok(Self {
             bytes: planned.answer_bytes()?,

@@ -15,7 +15,7 @@ use crate::data::labels::token;
 use crate::failure::{Failure, Outcome};
 use crate::files::run_dir;
 
-/// The text that a ranker reads, if nothing else is said.
+/// The default text that a ranker reads for a query and a text.
 pub const USUAL_TEMPLATE: &str = "Query: {query} Document: {text} Relevant:";
 
 /// How a model gives a score.

@@ -70,7 +70,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let here = Circumstances {
         is_on_card: config.run.device == AUTO || !opened.device.is_cpu(),
         processes: 1,
-        objective: Some(opened.reading.task()),
+        objective: Some(opened.reading.config_objective()),
         has_validation: true,
     };
     // A config file is a run's, with settings of its training.

@@ -7,7 +7,7 @@ use dataloader::{Tokenizer, words_and_labels};
 use memory_policy::plural;
 use row_files::{BadRows, Conversion, Settings};
 
-use crate::config::task::Task;
+use crate::config::task::{Response, Task};
 use crate::failure::{Failure, Outcome};
 
 /// More labels than any classifier has: such a column has texts.
@@ -26,8 +26,8 @@ pub fn of(conversion: &Conversion, file: &Path, task: Task) -> Outcome<Vec<Strin
     let settings = Settings { bad_rows: BadRows::Skip, ..Settings::default() };
     let counted = conversion.run(&settings, &mut |_, [text, label], _| {
         let is_new = |label: &str, found: &BTreeSet<String>| !label.is_empty() && !found.contains(label);
-        match task {
-            Task::TokenClassification => {
+        match task.response() {
+            Response::LabelsOfWords => {
                 // The row that has other numbers of words and labels is refused when it is read.
                 for (_, label) in words_and_labels(&text, &label).unwrap_or_default() {
                     if is_new(label.trim(), &found) {

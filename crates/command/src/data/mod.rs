@@ -3,6 +3,7 @@
 pub mod data_files;
 pub mod file_texts;
 pub mod labels;
+pub mod objective;
 pub mod reading;
 pub mod row_budget;
 pub mod row_data;

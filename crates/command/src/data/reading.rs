@@ -5,16 +5,16 @@
 
 use std::path::PathBuf;
 
-use dataloader::{Denoiser, Noise, Objective, Side, SpanCorruption, Tokenizer};
+use dataloader::{Objective, Side, Tokenizer};
 use memory_policy::{counted, plural};
 use row_files::{Cell, Chosen, Column, Conversion, Labels, Row, Rows, Trace, is_label_column};
 use serde_json::{Map, Value, json};
 
-use crate::config::task::Task;
+use crate::config::task::{Response, Task};
 use crate::config::{self, Columns, Config};
-use crate::data::labels;
 use crate::data::survival::Survival;
 use crate::data::unpacked::Unpacked;
+use crate::data::{labels, objective};
 use crate::failure::{Failure, Outcome};
 
 /// The most files of each kind in an event: it is held several times while it is written.
@@ -39,8 +39,8 @@ pub struct Reading {
     pub longest: [usize; 2],
     /// The ids that begin, end and pad a text, and the files that say so.
     pub ids: Ids,
-    /// Whether the texts of a row have vectors, instead of one being made of the other.
-    pub is_of_vectors: bool,
+    /// What the model makes of a source.
+    pub task: Task,
     /// What the tokenizer does not hold, of a sample of the rows.
     pub survival: Option<(Survival, u64)>,
 }
@@ -224,7 +224,7 @@ pub fn task(config: &Config, model: &t5::Config) -> Task {
 /// The labels of a run's rows, in the order of their indices; none: the task has none. A model's own labels stay, if the rows have no others.
 fn labels_of(config: &Config, model: &t5::Config, train: &Part) -> Outcome<Vec<String>> {
     let task = task(config, model);
-    if matches!(task, Task::TextToText | Task::Regression | Task::Embedding | Task::Ranking) {
+    if matches!(task.response(), Response::Text | Response::Number) {
         return Ok(Vec::new());
     }
     let own = model.head.labels().filter(|_| Task::of(&model.head) == task);
@@ -236,8 +236,8 @@ fn labels_of(config: &Config, model: &t5::Config, train: &Part) -> Outcome<Vec<S
     Ok(if found.iter().all(|label| own.names.contains(label)) { own.names.clone() } else { found })
 }
 
-/// The columns that the config names, as the reader's type.
-pub fn chosen(columns: &Columns) -> Chosen {
+/// The columns that the config names for a task, as the reader's type.
+pub fn chosen(columns: &Columns, task: Task) -> Chosen {
     let of = columns.clone();
     Chosen {
         prompt: of.prompt,
@@ -251,47 +251,17 @@ pub fn chosen(columns: &Columns) -> Chosen {
         preference: of.preference,
         has_labels: of.has_labels,
         label: of.label,
-        is_of_words: false,
-        is_of_vectors: false,
+        is_of_words: task.response() == Response::LabelsOfWords,
+        is_of_vectors: task == Task::Embedding,
         ranked: of.ranked,
         query: of.query,
     }
 }
 
-/// A denoiser of the config, as the loader's type.
-fn denoiser(of: &config::Denoiser) -> Denoiser {
-    let noise = match of.noise {
-        config::Noise::SpanCorruption { noise_density, mean_span_tokens } => {
-            Noise::SpanCorruption(SpanCorruption { noise_density, mean_span_tokens })
-        }
-        config::Noise::PrefixLm { noise_density } => Noise::PrefixLm { noise_density },
-    };
-    Denoiser { noise, prefix: of.prefix.clone(), weight: of.weight }
-}
-
-/// The targets of relevant texts and of others.
-fn answers(config: &Config, tokenizer: &Tokenizer) -> Outcome<[u32; 2]> {
-    let of = config.ranking.iter().flat_map(|of| &of.answers);
-    let tokens = of.map(|answer| labels::token(tokenizer, answer, "ranking.answers")).collect::<Outcome<Vec<_>>>()?;
-    match tokens.as_slice() {
-        [first, .., last] => Ok([*first, *last]),
-        &[one] => Ok([one; 2]),
-        [] => Err(Failure::internal("a ranking without answers")),
-    }
-}
-
 impl Reading {
-    /// The task, by the config's name.
-    pub fn task(&self) -> config::Objective {
-        match self.objective {
-            Objective::TextToText { .. }
-            | Objective::Preference { .. }
-            | Objective::Labelled { .. }
-            | Objective::Labels { .. }
-            | Objective::LabelsOfWords { .. }
-            | Objective::Lists { .. } => config::Objective::TextToText,
-            Objective::SpanCorruption { .. } | Objective::Denoising { .. } => config::Objective::Denoising,
-        }
+    /// The objective, by the config's name.
+    pub fn config_objective(&self) -> config::Objective {
+        if self.objective.has_targets() { config::Objective::TextToText } else { config::Objective::Denoising }
     }
 
     /// The reading of these files.
@@ -323,8 +293,8 @@ impl Reading {
             return Err(Failure::unusable("an encoder is trained on texts that belong together: a query and a positive text in each row")
                 .hint("`--set task.name=embedding`, with `data.prompt_column` and `data.response_column` if they have other names"));
         }
-        let has_labels = !matches!(task, Task::TextToText | Task::Embedding | Task::Ranking);
-        if has_labels && (is_text || data.chosen.preference.is_some()) {
+        let has_other_rows = is_text || data.chosen.preference.is_some() || data.chosen.has_labels;
+        if task.response() != Response::Text && has_other_rows {
             return Err(Failure::unusable("the training files have no labels, which `task.name` asks for")
                 .hint("name the columns with `data.prompt_column` and `data.response_column`"));
         }
@@ -332,46 +302,10 @@ impl Reading {
         // Files that are read in place keep their own columns; converted files have this program's columns.
         let in_place = train.common_columns().filter(|_| config.data.validation_split.is_none());
         train.is_in_place = in_place.is_some();
-        let columns = in_place.unwrap_or_else(|| match is_text {
-            true => vec!["text".to_owned()],
-            false if task == Task::Ranking => ["texts", "labels"].map(str::to_owned).to_vec(),
-            false if data.chosen.preference.is_some() => ["prompt", "chosen", "rejected"].map(str::to_owned).to_vec(),
-            false if data.chosen.has_labels => ["prompt", "completion", "label"].map(str::to_owned).to_vec(),
-            false => vec!["prompt".to_owned(), "response".to_owned()],
-        });
+        let objective = objective::of(config, (task, is_text), labels, in_place, tokenizer)?;
         if let Some(validation) = &mut validation {
-            validation.is_in_place = validation.common_columns().as_ref() == Some(&columns);
+            validation.is_in_place = validation.common_columns().is_some_and(|of| of == objective.columns());
         }
-        let spans = SpanCorruption { noise_density: data.noise_density, mean_span_tokens: data.mean_span_tokens };
-        let mut columns = columns.into_iter();
-        let mut next = || columns.next().unwrap_or_default();
-        let objective = match is_text {
-            true if !data.denoisers.is_empty() => {
-                Objective::Denoising { text_column: next(), denoisers: data.denoisers.iter().map(denoiser).collect() }
-            }
-            true => Objective::SpanCorruption { text_column: next(), spans },
-            false if data.chosen.preference.is_some() => {
-                Objective::Preference { prompt_column: next(), chosen_column: next(), rejected_column: next() }
-            }
-            false if data.chosen.has_labels => {
-                Objective::Labelled { prompt_column: next(), completion_column: next(), label_column: next() }
-            }
-            false => match task {
-                Task::TextToText | Task::Embedding => {
-                    Objective::TextToText { prompt_column: next(), response_column: next() }
-                }
-                Task::Ranking => Objective::Lists {
-                    texts_column: next(),
-                    labels_column: next(),
-                    answers: answers(config, tokenizer)?,
-                    most: config.ranking.as_ref().map_or(1, |of| of.list_size),
-                },
-                Task::TokenClassification => {
-                    Objective::LabelsOfWords { words_column: next(), labels_column: next(), labels }
-                }
-                _ => Objective::Labels { prompt_column: next(), label_column: next(), labels },
-            },
-        };
         let said_by = match &config.model.init_from {
             Some(directory) => directory.join("config.json").display().to_string(),
             None => config.model.config.clone().unwrap_or_default(),
@@ -392,20 +326,18 @@ impl Reading {
             truncation_side: tokenizer.truncation_side().unwrap_or_default(),
             longest: [data.max_source_tokens, data.max_target_tokens],
             ids,
-            is_of_vectors: task == Task::Embedding,
+            task,
             survival: None,
         })
     }
 
     /// The head of a model that is trained on these rows, or evaluated.
     pub fn head(&self) -> t5::Head {
-        match &self.objective {
-            Objective::Labels { labels, .. } if labels.is_empty() => t5::Head::Sequence(t5::Labels::number()),
-            Objective::Labels { labels, .. } => t5::Head::Sequence(t5::Labels::named(labels.clone())),
-            Objective::LabelsOfWords { labels, .. } => t5::Head::Tokens(t5::Labels::named(labels.clone())),
-            _ if self.is_of_vectors => t5::Head::Encoder,
-            _ => t5::Head::Language,
-        }
+        let labels = match &self.objective {
+            Objective::Labels { labels, .. } | Objective::LabelsOfWords { labels, .. } => labels.clone(),
+            _ => Vec::new(),
+        };
+        self.task.head(labels)
     }
 
     /// What the tokenizer does not hold, and what is put before and cut from sources, in a few words for the first screen.

@@ -220,6 +220,13 @@ struct Converted {
     bytes: Option<u64>,
 }
 
+impl Converted {
+    /// Files that are read where they lie, or that were converted before.
+    fn of_files(files: Vec<PathBuf>) -> Self {
+        Self { files, kept: None, rows: Vec::new(), validation: None, event: None, estimated_rows: None, bytes: None }
+    }
+}
+
 /// The files of a part as parquet: in place, or converted.
 fn parquet_of(
     reading: &Reading,
@@ -235,19 +242,9 @@ fn parquet_of(
         }
         let labels = part.labels(PLANNED_ROWS as usize)?;
         labels.alike_in_words().inspect(|words| report::warn(&format!("{}: {words}", part.key)));
-        let files = part.originals.clone();
-        return Ok(Converted {
-            files,
-            kept: None,
-            rows: Vec::new(),
-            validation: None,
-            event: None,
-            estimated_rows: None,
-            bytes: None,
-        });
+        return Ok(Converted::of_files(part.originals.clone()));
     }
-    let is_unknown = part.rows.is_empty();
-    let Part { key, conversion, originals, .. } = part;
+    let Part { conversion, originals, .. } = part;
     let columns = reading.objective.columns();
     let split = config.data.validation_split.filter(|_| name == TRAIN).map(share);
     let directory = run.root().join(ROWS);
@@ -255,8 +252,7 @@ fn parquet_of(
     let (train, validation) = (path(name), split.map(|_| path(VALIDATION)));
     let record_path = directory.join(format!("{name}.json"));
     let mut settings = row_record::settings(conversion, &columns, config, split);
-    let has_chats = conversion.sources.iter().any(|(.., pairing)| pairing.is_chat());
-    if has_chats {
+    if conversion.sources.iter().any(|(.., pairing)| pairing.is_chat()) {
         settings["chats"] = json!({"max_source_tokens": config.data.max_source_tokens,
             "source_prefix": reading.source_prefix, "tokenizer": chats.tokenizer});
     }
@@ -266,14 +262,7 @@ fn parquet_of(
         && row_record::holds(&record["outputs"], &train, validation.as_deref())
         && row_record::are_the_same(originals, &record["sources"])?
     {
-        let rows = record["counts"]["train"].as_u64().unwrap_or(0);
-        (wanted.say)(&format!("{key}: {}, turned before into {}", plural(rows, "row"), train.display()));
-        let event = Some(event(key, record, true));
-        let numbers =
-            |name: &str| record["counts"][name].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
-        let rows = if is_unknown { numbers("of_files") } else { Vec::new() };
-        let kept = Some(numbers("kept_of_files"));
-        return Ok(Converted { files: vec![train], kept, rows, validation, event, estimated_rows: None, bytes: None });
+        return Ok(converted_before(part, record, (train, validation), wanted.say));
     }
     let is_bound = wanted.resumes && record.is_some() && !config.run.allow_changes.iter().any(|part| part == "data");
     if is_bound {
@@ -308,47 +297,83 @@ fn parquet_of(
         "counts": counts_json(&counts),
         "outputs": row_record::outputs(&outputs)?,
     });
-    let is_partial = counts.share < 1.0;
-    if !is_partial {
+    if counts.share >= 1.0 {
         durable_files::write_atomic(&record_path, format!("{record:#}\n").as_bytes())?;
     }
     (wanted.say)(&in_words(part, &counts, began.elapsed().as_secs_f64()));
-    counts.labels.alike_in_words().inspect(|words| report::warn(&format!("{key}: {words}")));
+    warn_of_rows(part.key, &counts, config.data.max_source_tokens);
+    converted_now(part, counts, &record, (train, validation))
+}
+
+/// Files that a record describes: an earlier run or command has converted them.
+fn converted_before(
+    part: &Part,
+    record: &Value,
+    (train, validation): (PathBuf, Option<PathBuf>),
+    say: fn(&str),
+) -> Converted {
+    let (key, counts) = (part.key, &record["counts"]);
+    let rows = counts["train"].as_u64().unwrap_or(0);
+    say(&format!("{key}: {}, turned before into {}", plural(rows, "row"), train.display()));
+    let numbers = |name: &str| counts[name].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
+    Converted {
+        kept: Some(numbers("kept_of_files")),
+        rows: if part.rows.is_empty() { numbers("of_files") } else { Vec::new() },
+        validation,
+        event: Some(event(key, record, true)),
+        ..Converted::of_files(vec![train])
+    }
+}
+
+/// Files that were just written, of all rows or, to plan, of the first.
+fn converted_now(
+    part: &Part,
+    counts: Counts,
+    record: &Value,
+    (train, validation): (PathBuf, Option<PathBuf>),
+) -> Outcome<Converted> {
+    if counts.train == 0 {
+        return Err(no_rows(part.key, &part.conversion, &counts));
+    }
+    let is_partial = counts.share < 1.0;
+    #[expect(clippy::cast_precision_loss, clippy::cast_sign_loss, reason = "an estimate of rows")]
+    let estimated_rows = is_partial.then(|| (counts.train as f64 / counts.share) as u64);
+    Ok(Converted {
+        kept: Some(counts.kept_of_files),
+        rows: if part.rows.is_empty() && !is_partial { counts.of_files } else { Vec::new() },
+        event: Some(event(part.key, record, false)),
+        estimated_rows,
+        bytes: Some(bytes_to_convert(&part.conversion, validation.is_some())[1]),
+        validation,
+        ..Converted::of_files(vec![train])
+    })
+}
+
+/// Warns of rows that were left out, shortened, or read in a way that may not be meant.
+fn warn_of_rows(key: &str, counts: &Counts, max_source_tokens: usize) {
+    let warn = |words: &str| report::warn(&format!("{key}: {words}"));
+    counts.labels.alike_in_words().inspect(|words| warn(words));
     if counts.shortened_chats > 0 {
         let (chats, turns) = (plural(counts.shortened_chats, "chat"), plural(counts.left_out_turns, "turn"));
-        report::warn(&format!(
-            "{key}: {chats} of {} were longer than {} tokens and lost their oldest turns, {turns} together",
-            counted(counts.train + counts.validation),
-            config.data.max_source_tokens
+        let all = counted(counts.train + counts.validation);
+        warn(&format!(
+            "{chats} of {all} were longer than {max_source_tokens} tokens and lost their oldest turns, {turns} together"
         ));
     }
     if counts.chats_with_more > 0 {
-        report::warn(&format!(
-            "{key}: {} with tool calls, images or other parts that are no text: these are left out, and the text is kept",
-            plural(counts.chats_with_more, "chat")
+        let chats = plural(counts.chats_with_more, "chat");
+        warn(&format!(
+            "{chats} with tool calls, images or other parts that are no text: these are left out, and the text is kept"
         ));
     }
     if let Some(first) = &counts.first_bad {
-        let left_out = counts.malformed + counts.empty;
-        report::warn(&format!(
-            "{key}: {} of {} were skipped; the first: {first}",
-            counted(left_out),
-            plural(counts.read, "row")
-        ));
+        let (left_out, all) = (counted(counts.malformed + counts.empty), plural(counts.read, "row"));
+        warn(&format!("{left_out} of {all} were skipped; the first: {first}"));
     }
-    list_notes(&counts).iter().for_each(|note| report::warn(&format!("{key}: {note}")));
-    for (_, rows, note) in quote_notes(&counts) {
-        report::warn(&format!("{key}: {}: {note}", plural(rows, "row")));
+    list_notes(counts).iter().for_each(|note| warn(note));
+    for (_, rows, note) in quote_notes(counts) {
+        warn(&format!("{}: {note}", plural(rows, "row")));
     }
-    if counts.train == 0 {
-        return Err(no_rows(key, conversion, &counts));
-    }
-    #[expect(clippy::cast_precision_loss, clippy::cast_sign_loss, reason = "an estimate of rows")]
-    let estimated_rows = is_partial.then(|| (counts.train as f64 / counts.share) as u64);
-    let rows = if is_unknown && !is_partial { counts.of_files } else { Vec::new() };
-    let (kept, event) = (Some(counts.kept_of_files), Some(event(key, &record, false)));
-    let bytes = Some(bytes_to_convert(conversion, validation.is_some())[1]);
-    Ok(Converted { files: vec![train], kept, rows, validation, event, estimated_rows, bytes })
 }
 
 /// Refuses a conversion before its rows are read, if not even short rows fit. A process that is above its budget already is left to its

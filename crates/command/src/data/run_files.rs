@@ -48,9 +48,7 @@ pub fn files(config: &Config, task: Task, purpose: Purpose, say: fn(&str)) -> Ou
         let train = train.expect("every task names files");
         return Ok(Files { train, validation, left: Vec::new(), of_tasks: Some([of_train, of_validation]), unpacked });
     }
-    let mut chosen = reading::chosen(&config.data.chosen);
-    chosen.is_of_words = task == Task::TokenClassification;
-    chosen.is_of_vectors = task == Task::Embedding;
+    let mut chosen = reading::chosen(&config.data.chosen, task);
     let groups = data_files::groups(label, &config.data.train)?;
     if let (Purpose::Training, Some(file)) = (purpose, splits::trains_on(&groups)) {
         report::warn(&format!(

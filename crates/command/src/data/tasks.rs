@@ -8,6 +8,7 @@ use memory_policy::plural;
 use row_files::{Chosen, Conversion};
 use run_report::visible;
 
+use crate::config::task::Task;
 use crate::config::{Config, DataTask, Mixing};
 use crate::data::data_files;
 use crate::data::reading::{self, Part};
@@ -39,7 +40,8 @@ pub fn part(
     let of_tasks = files.iter().map(Vec::len).collect();
     let (mut originals, mut conversion) = (Vec::new(), None::<Conversion>);
     for (task, files) in config.data.tasks.tasks.iter().zip(files).filter(|(_, files)| !files.is_empty()) {
-        let of_task = convert(&files, &reading::chosen(&task.columns)).map_err(|failure| named(&task.name, failure))?;
+        let of_task = convert(&files, &reading::chosen(&task.columns, Task::TextToText))
+            .map_err(|failure| named(&task.name, failure))?;
         if of_task.is_text() {
             return Err(Failure::unusable(format!(
                 "`{KEY}`: task `{}`: {} has a column of texts alone; tasks have pairs of a source and a target",

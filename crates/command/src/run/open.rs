@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::Device;
-use dataloader::{BadRows, BatchShare, LoaderOptions, Mixture, Objective, OrderOptions, Side, Tokenizer};
+use dataloader::{BadRows, BatchShare, LoaderOptions, Mixture, OrderOptions, Side, Tokenizer};
 use memory_policy::Bytes;
 use parquet_dataset::{Dataset, DatasetOptions, Residency};
 use run_plan::model::{check_trainable, fitted};
@@ -378,11 +378,7 @@ pub fn loader_options(config: &Config, opened: &Opened) -> LoaderOptions {
         },
         epochs: config.train.epochs,
         max_source_tokens: config.data.max_source_tokens,
-        max_target_tokens: match opened.reading.objective {
-            Objective::Labels { .. } | Objective::Lists { .. } => 2,
-            Objective::LabelsOfWords { .. } => config.data.max_source_tokens,
-            _ => config.data.max_target_tokens,
-        },
+        max_target_tokens: opened.reading.objective.max_target_tokens(opened.reading.longest),
         eos_id: model.eos_token_ids.first().copied().unwrap_or(1),
         decoder_start_id: Some(model.decoder_start_token_id),
         // The bill counts the longest one.

@@ -1,6 +1,5 @@
 //! The first screen of a run: the model, the data, the settings, and the end of the run. A colleague can check it at a glance.
 
-use dataloader::{Denoiser, Noise, Objective};
 use memory_policy::{counted, labelled, plural};
 use t5::{Lora, Targets};
 use trainer::TrainerOptions;
@@ -9,6 +8,7 @@ use trainer::groups::Group;
 use trainer::schedule::{Schedule, ScheduleKind};
 
 use crate::config::Config;
+use crate::data::objective;
 use crate::failure::Outcome;
 use crate::machine::processes;
 use crate::run::bits::Kernels;
@@ -85,53 +85,13 @@ fn data(config: &Config, opened: &Opened) -> String {
         format!("{} for validation", plural(validation.rows(), "row"))
     });
     let data = &config.data;
-    let task = match &opened.reading.objective {
-        Objective::TextToText { prompt_column, response_column } if opened.reading.is_of_vectors => {
-            format!("vectors of `{prompt_column}` near those of `{response_column}`")
-        }
-        Objective::Preference { prompt_column, chosen_column, rejected_column } if opened.reading.is_of_vectors => {
-            format!(
-                "vectors of `{prompt_column}` near those of `{chosen_column}`, and far from those of `{rejected_column}`"
-            )
-        }
-        Objective::TextToText { prompt_column, response_column } => format!("`{prompt_column}` to `{response_column}`"),
-        Objective::Preference { prompt_column, chosen_column, rejected_column } => {
-            format!("`{prompt_column}` to `{chosen_column}` over `{rejected_column}`")
-        }
-        Objective::Labelled { prompt_column, completion_column, label_column } => {
-            format!("`{prompt_column}` to `{completion_column}`, where `{label_column}` says how good it is")
-        }
-        Objective::Labels { prompt_column, label_column, labels } => match labels.len() {
-            0 => format!("`{prompt_column}` to the number in `{label_column}`"),
-            count => format!("`{prompt_column}` to the {count} labels of `{label_column}`{}", without_names(labels)),
-        },
-        Objective::LabelsOfWords { words_column, labels_column, labels } => {
-            let spans = if without_names(labels).is_empty() { "" } else { ", and spans are not scored" };
-            let (count, numbers) = (labels.len(), without_names(labels));
-            format!("words of `{words_column}` to the {count} labels of `{labels_column}`{numbers}{spans}")
-        }
-        Objective::Lists { most, .. } => {
-            let loss = config.ranking.as_ref().map_or("", |of| of.of.loss.name());
-            format!("lists of texts ranked by `{loss}`, at most {most} texts each")
-        }
-        Objective::SpanCorruption { text_column, .. } => format!("span corruption of `{text_column}`"),
-        Objective::Denoising { text_column, denoisers } => match denoisers.as_slice() {
-            [Denoiser { noise: Noise::PrefixLm { .. }, .. }] => format!("the beginning of `{text_column}` to its end"),
-            _ => format!("`{text_column}` by {}", plural(denoisers.len() as u64, "denoiser")),
-        },
-    };
+    let task = objective::in_words(&opened.reading.objective, opened.reading.task, config);
     format!(
         "{}, {validation}; {task}, at most {} and {} tokens",
         plural(opened.train.rows(), "row"),
         data.max_source_tokens,
         data.max_target_tokens
     )
-}
-
-/// What is said of labels that are numbers of classes, such as CoNLL's tags, from a file without the classes' names.
-fn without_names(labels: &[String]) -> &'static str {
-    let are_numbers = labels.iter().all(|label| label.parse::<i64>().is_ok());
-    if are_numbers { ", which are numbers: the file has no names for them" } else { "" }
 }
 
 fn adapter(lora: &Lora) -> String {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use text_metrics::Metric;
 
+use crate::config::task::Task;
 use crate::config::{Config, Objective, paths};
 use crate::files::run_dir::ROWS;
 use crate::run::saved::History;
@@ -81,7 +82,8 @@ fn next(run: &Session, model: &Path) -> Vec<String> {
         Some(base) => format!("--model {base} --adapter {model}"),
         None => format!("--model {model}"),
     };
-    let is_pretraining = reading.task() == Objective::Denoising;
+    let is_of_vectors = reading.task == Task::Embedding;
+    let is_pretraining = reading.config_objective() == Objective::Denoising;
     let score = config.ranking.is_some().then(|| {
         let part = reading.validation.as_ref().unwrap_or(&reading.train);
         format!("{program} score {answering} --pairs {}", quoted(&part.originals[0]))
@@ -89,7 +91,7 @@ fn next(run: &Session, model: &Path) -> Vec<String> {
     // A classifier makes no text, and a model that fills gaps answers no prompt yet.
     let makes_text = run.opened.model.head.is_language() && !is_pretraining && score.is_none();
     let generate = makes_text.then(|| format!("{program} generate {answering} --prompt {prompt}"));
-    let embed = reading.is_of_vectors.then(|| {
+    let embed = is_of_vectors.then(|| {
         let part = reading.validation.as_ref().unwrap_or(&reading.train);
         let column = part.conversion.kinds().next().and_then(|(_, pairing)| pairing.columns().into_iter().next());
         let column = column.map(|column| format!(" --text-column {}", quoted_text(&column.name))).unwrap_or_default();
@@ -104,7 +106,7 @@ fn next(run: &Session, model: &Path) -> Vec<String> {
     let output = &config.run.output_dir;
     commands.push(match of_adapter {
         Some(_) => format!("{program} merge {answering} --output {}", quoted(&output.join("merged"))),
-        None if reading.is_of_vectors || config.ranking.is_some() => return commands,
+        None if is_of_vectors || config.ranking.is_some() => return commands,
         None if is_pretraining => {
             let tuned = quoted(&unused_beside(output));
             format!(

@@ -8,6 +8,8 @@ use std::sync::LazyLock;
 
 use planner::Values;
 
+use super::task;
+
 /// The values that a key accepts.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
@@ -145,7 +147,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("model.base_precision", OneOf(&["int8", "nf4"]), NONE, "\"none\"", "quantise the frozen weights under an adapter, once, into OUTPUT/base-int8 or OUTPUT/base-nf4; none: use them as they are stored"),
     key("model.overrides", Table, &[], "{}", "config.json keys that override model.config, such as { num_layers = 4 }"),
 
-    key("task.name", OneOf(&["text-to-text", "classification", "regression", "token-classification", "embedding", "ranking"]), AUTO, "\"auto\"", "what the model makes of a source: text, a label, a number, a label of each word, a vector, or a rank among texts; auto: that of model.init_from, or text-to-text"),
+    key("task.name", OneOf(&task::NAMES), AUTO, "\"auto\"", "what the model makes of a source: text, a label, a number, a label of each word, a vector, or a rank among texts; auto: that of model.init_from, or text-to-text"),
 
     key("task.class_weights", Table, &[], "{}", "weights of classes in the loss; of rankings those of relevant texts and of others, such as { true = 3 }; a class that is not named has 1"),
 

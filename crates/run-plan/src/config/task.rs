@@ -1,4 +1,4 @@
-//! `task.name`: what a model makes of a source.
+//! `task.name`: what a model makes of a source. Each task is a row of [`TASKS`].
 
 use t5::{Head, Labels};
 
@@ -21,17 +21,57 @@ pub enum Task {
     Ranking,
 }
 
+/// What the second column of a pair says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Response {
+    /// A text.
+    Text,
+    /// A number.
+    Number,
+    /// One of some labels.
+    Label,
+    /// A label of each word.
+    LabelsOfWords,
+}
+
+/// A task.
+struct Row {
+    task: Task,
+    name: &'static str,
+    response: Response,
+    /// The head of its model, with the labels of the rows.
+    head: fn(Vec<String>) -> Head,
+}
+
+const fn row(task: Task, name: &'static str, response: Response, head: fn(Vec<String>) -> Head) -> Row {
+    Row { task, name, response, head }
+}
+
+#[rustfmt::skip]
+static TASKS: [Row; 6] = [
+    row(Task::TextToText, "text-to-text", Response::Text, |_| Head::Language),
+    row(Task::Classification, "classification", Response::Label, |labels| Head::Sequence(Labels::named(labels))),
+    row(Task::Regression, "regression", Response::Number, |_| Head::Sequence(Labels::number())),
+    row(Task::TokenClassification, "token-classification", Response::LabelsOfWords, |labels| Head::Tokens(Labels::named(labels))),
+    row(Task::Embedding, "embedding", Response::Text, |_| Head::Encoder),
+    row(Task::Ranking, "ranking", Response::Text, |_| Head::Language),
+];
+
+/// The values of `task.name`.
+pub static NAMES: [&str; TASKS.len()] = {
+    let (mut names, mut number) = ([""; TASKS.len()], 0);
+    while number < names.len() {
+        names[number] = TASKS[number].name;
+        number += 1;
+    }
+    names
+};
+
 impl Task {
     /// The task in these values; `None`: that of the model.
     pub fn from_values(values: &Values) -> Option<Task> {
-        values.text("task.name").map(|name| match name.as_str() {
-            "classification" => Task::Classification,
-            "regression" => Task::Regression,
-            "token-classification" => Task::TokenClassification,
-            "embedding" => Task::Embedding,
-            "ranking" => Task::Ranking,
-            _ => Task::TextToText,
-        })
+        let name = values.text("task.name")?;
+        TASKS.iter().find(|row| row.name == name).map(|row| row.task)
     }
 
     /// The task of a model with this head.
@@ -45,17 +85,23 @@ impl Task {
         }
     }
 
+    fn row(self) -> &'static Row {
+        TASKS.iter().find(|row| row.task == self).expect("every task has its row")
+    }
+
+    /// What the second column of a pair says.
+    pub fn response(self) -> Response {
+        self.row().response
+    }
+
+    /// The head of a model that is trained on rows with these labels, which may be none.
+    pub fn head(self, labels: Vec<String>) -> Head {
+        (self.row().head)(labels)
+    }
+
     /// A head for this task with as few labels as one can have, where the rows are not known. A head of this task stays.
     #[must_use]
     pub fn head_like(self, head: &Head) -> Head {
-        let labels = || Labels::named(vec!["LABEL_0".into(), "LABEL_1".into()]);
-        match self {
-            _ if Task::of(head) == self => head.clone(),
-            Task::TextToText | Task::Ranking => Head::Language,
-            Task::Classification => Head::Sequence(labels()),
-            Task::Regression => Head::Sequence(Labels::number()),
-            Task::TokenClassification => Head::Tokens(labels()),
-            Task::Embedding => Head::Encoder,
-        }
+        if Task::of(head) == self { head.clone() } else { self.head(vec!["LABEL_0".into(), "LABEL_1".into()]) }
     }
 }

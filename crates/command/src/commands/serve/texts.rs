@@ -39,8 +39,8 @@ pub fn check(served: &Served, wanted: Wanted) -> Result<(), ApiError> {
     Err(ApiError::new(400, "not_supported", message))
 }
 
-/// The next texts to compute, by the numbers of their jobs: those of the first one's model and kind, of about the same length. Together they
-/// hold no more than they were admitted with. `bytes` are those of so many texts of so many tokens.
+/// The numbers of the texts to compute next: texts of about the same length, for the model of the first one and of its kind. One batch of them
+/// needs no more memory than was reserved when they were admitted. `bytes(texts, tokens)` is the memory of a batch.
 pub fn next(texts: &BTreeMap<u64, Text>, bytes: &dyn Fn(usize, usize) -> u64) -> Vec<u64> {
     let Some(first) = texts.values().next() else { return Vec::new() };
     let is_alike = |text: &Text| text.job.model == first.job.model && is_ranked(&text.job) == is_ranked(&first.job);

@@ -246,7 +246,7 @@ fn announce(
     let here = Circumstances {
         is_on_card: !opened.device.is_cpu(),
         processes: together.0.map_or(1, Group::size),
-        objective: Some(opened.reading.task()),
+        objective: Some(opened.reading.config_objective()),
         has_validation: opened.validation.is_some(),
     };
     config.unused(here, assets::EMBEDDED).iter().for_each(|warning| report.warn(warning));

@@ -4,9 +4,8 @@ use candle_core::{Result, Tensor};
 
 use super::Distillation;
 use crate::dispatch::rows_and_width;
-use crate::ops::cross_entropy::IGNORED_LABEL;
+use crate::ops::logit_cross_entropy::cpu::each_row;
 use crate::ops::token_loss::LossSums;
-use crate::parallel::{Shared, for_each_rows};
 use crate::storage::{Element, View, update, with_element};
 use crate::vector::{exp, sum, sum_of_two, vectorized};
 
@@ -17,31 +16,18 @@ pub(super) fn gradient(
     scale: f64,
     of: Distillation,
 ) -> Result<(LossSums, Tensor)> {
-    let (rows, width) = rows_and_width("distillation", "logits", &logits)?;
+    let (_, width) = rows_and_width("distillation", "logits", &logits)?;
     let teacher = teacher.contiguous()?;
     let view = View::new(&teacher)?;
-    let mut losses = vec![LossSums::default(); rows];
-    let shared = Shared::new(&mut losses);
-    with_element!(logits.dtype(), T, {
+    let losses = with_element!(logits.dtype(), T, {
         let teacher_rows = view.slice::<T>()?;
         update::<T, _>("distillation_backward", &logits, &[&teacher], |data| {
-            let data = Shared::new(data);
-            for_each_rows(rows, width, |rows| {
-                for row in rows {
-                    // SAFETY: each row belongs to one part, and has its own element of the losses.
-                    let (logits, loss) = unsafe { (data.slice(row * width, width), shared.slice(row, 1)) };
-                    if labels[row] == IGNORED_LABEL {
-                        logits.fill(T::from_f32(0.0));
-                        continue;
-                    }
-                    let teacher = &teacher_rows[row * width..][..width];
-                    loss[0] = of_row(logits, teacher, labels[row] as usize, (scale, of));
-                }
-            });
-            Ok(())
-        })?;
+            Ok(each_row(data, labels, |row, logits, label| {
+                of_row(logits, &teacher_rows[row * width..][..width], label, (scale, of))
+            }))
+        })?
     });
-    Ok((losses.into_iter().sum(), logits))
+    Ok((losses, logits))
 }
 
 /// The losses of a row, whose gradient takes the place of the logits.

@@ -36,36 +36,47 @@ pub(super) fn gradient(
     scale: f64,
     token_loss: TokenLoss,
 ) -> Result<(LossSums, Tensor)> {
-    let (rows, width) = rows_and_width("logit_cross_entropy", "logits", &logits)?;
-    let mut losses = vec![LossSums::default(); rows];
-    let shared = Shared::new(&mut losses);
+    let (_, width) = rows_and_width("logit_cross_entropy", "logits", &logits)?;
     let (of_label, of_each) = (token_loss.of_label() as f32, token_loss.of_each(width) as f32);
-    with_element!(logits.dtype(), T, {
+    let losses = with_element!(logits.dtype(), T, {
         update::<T, _>("logit_cross_entropy_backward", &logits, &[], |data| {
-            let data = Shared::new(data);
-            for_each_rows(rows, width, |rows| {
-                for row in rows {
-                    // SAFETY: each row belongs to one part, and has its own element of the losses.
-                    let (logits, loss) = unsafe { (data.slice(row * width, width), shared.slice(row, 1)) };
-                    if labels[row] == IGNORED_LABEL {
-                        logits.fill(T::from_f32(0.0));
-                        continue;
-                    }
-                    let label = labels[row] as usize;
-                    let (largest, total) = statistics(logits);
-                    let (logit, log_z) = (logits[label].to_f32(), f64::from(total).ln() + f64::from(largest));
-                    let mean = || sum(logits, |logit| logit.to_f32()) as f64 / width as f64;
-                    loss[0] = token_loss.of_row(log_z, f64::from(logit), mean);
-                    let of_softmax = token_loss.of_softmax(log_z) as f32;
-                    to_gradient(logits, largest, scale as f32 * of_softmax / total, of_each * scale as f32);
-                    let probability = exp(logit - largest) / total;
-                    logits[label] = T::from_f32((probability * of_softmax - of_each - of_label) * scale as f32);
-                }
-            });
-            Ok(())
-        })?;
+            Ok(each_row(data, labels, |_, logits, label| {
+                let (largest, total) = statistics(logits);
+                let (logit, log_z) = (logits[label].to_f32(), f64::from(total).ln() + f64::from(largest));
+                let mean = || sum(logits, |logit| logit.to_f32()) as f64 / width as f64;
+                let loss = token_loss.of_row(log_z, f64::from(logit), mean);
+                let of_softmax = token_loss.of_softmax(log_z) as f32;
+                to_gradient(logits, largest, scale as f32 * of_softmax / total, of_each * scale as f32);
+                let probability = exp(logit - largest) / total;
+                logits[label] = T::from_f32((probability * of_softmax - of_each - of_label) * scale as f32);
+                loss
+            }))
+        })?
     });
-    Ok((losses.into_iter().sum(), logits))
+    Ok((losses, logits))
+}
+
+/// The sums of the losses of rows of logits, each with a label. `of_row` is given the index of a row, its logits and its label, and puts the
+/// gradient in place of the logits. Rows with [`IGNORED_LABEL`] have no loss, and a gradient of 0.
+pub(crate) fn each_row<T: Element>(
+    logits: &mut [T],
+    labels: &[u32],
+    of_row: impl Fn(usize, &mut [T], usize) -> LossSums + Sync,
+) -> LossSums {
+    let (rows, width) = (labels.len(), logits.len() / labels.len().max(1));
+    let mut losses = vec![LossSums::default(); rows];
+    let (data, shared) = (Shared::new(logits), Shared::new(&mut losses));
+    for_each_rows(rows, width, |rows| {
+        for row in rows {
+            // SAFETY: each row belongs to one part, and has its own element of the losses.
+            let (logits, loss) = unsafe { (data.slice(row * width, width), shared.slice(row, 1)) };
+            match labels[row] {
+                IGNORED_LABEL => logits.fill(T::from_f32(0.0)),
+                label => loss[0] = of_row(row, logits, label as usize),
+            }
+        }
+    });
+    losses.into_iter().sum()
 }
 
 fn loss_of<T: Element>(logit: T, largest: f32, total: f32) -> f64 {

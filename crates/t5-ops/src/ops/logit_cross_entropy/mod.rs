@@ -3,7 +3,7 @@
 //!
 //! Shapes: logits (.., V); a label for each row.
 
-mod cpu;
+pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 pub(crate) mod reference;
