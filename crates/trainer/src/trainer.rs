@@ -28,6 +28,7 @@
 
 mod cutting;
 mod frozen;
+mod passes;
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -40,7 +41,7 @@ use t5_ops::TokenLoss;
 use crate::error::{Error, Result};
 use crate::optimizer::Optimizer;
 use crate::options::{MasterWeights, TrainerOptions};
-use crate::parallel::{Parallel, Sharding};
+use crate::parallel::{Parallel, Sharding, Share};
 use crate::ranking::RowLabels;
 use crate::state::TrainerState;
 use crate::stats::{Score, StepOutcome, StepStats};
@@ -253,41 +254,25 @@ impl Trainer {
         if batch.sources.len() != batch.targets.len() {
             return Err(Error::BatchShape { sources: batch.sources.len(), targets: batch.targets.len() });
         }
-        let contrastive = self.options.contrastive.clone();
-        let (rows, shards_of_rows) = (batch, shards);
-        let of_texts = contrastive.as_ref().map(|of| self.texts(of, batch, shards));
-        let texts = of_texts.as_ref().map(|(texts, _)| texts.batch());
-        let batch = texts.as_ref().unwrap_or(batch);
-        let shards = of_texts.as_ref().map_or(shards, |(_, shards)| shards);
-        if plan.levers.micro_batch_samples == 0 {
-            return Err(Error::invalid_option("memory.micro_batch_samples", "at least 1", 0));
+        let of_texts = self.options.contrastive.as_ref().map(|of| self.texts(of, batch, shards));
+        match &of_texts {
+            None => self.step_of_samples((batch, labels), shards, plan, interrupted),
+            Some((texts, shards)) => self.step_of_samples((&texts.batch(), labels), shards, plan, interrupted),
         }
-        if shards.len() > 1 && plan.levers.layer_major.is_some_and(|layers| layers.gradients_on_disk) {
-            let expected = "`memory` beside more virtual shards than processes";
-            return Err(Error::invalid_option("memory.gradient_offload", expected, "disk"));
-        }
-        let factor = self.options.schedule.factor(self.step, self.options.total_steps);
-        let mut stats = StepStats {
-            step: self.step + 1,
-            loss: 0.0,
-            objective: None,
-            preference: None,
-            contrastive: None,
-            ranking: None,
-            lr: self.options.optimizer.resolved_learning_rate(self.optimizer.updates(), factor),
-            grad_norm: 0.0,
-            target_tokens: 0,
-            source_tokens: 0,
-            padded_tokens: 0,
-            micro_batches: 0,
-            graph_micro_batches: 0,
-        };
+    }
+
+    /// As [`Trainer::step_of_labels`], for a batch of what the model reads: samples, or single texts.
+    fn step_of_samples(
+        &mut self,
+        (batch, labels): (&Batch, RowLabels),
+        shards: &[usize],
+        plan: &StepPlan,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<StepOutcome> {
+        check_plan(plan, shards)?;
         let (cut, of_shards) = self.cut_of_shards(batch, shards, plan);
         let share = self.share(batch, &cut, interrupted)?;
-        stats.target_tokens = share.target_tokens;
-        stats.source_tokens = share.source_tokens;
-        stats.padded_tokens = share.padded_tokens;
-        stats.micro_batches = share.micro_batches as usize;
+        let mut stats = self.stats(&share);
         if share.is_interrupted {
             return Ok(StepOutcome::Interrupted);
         }
@@ -295,46 +280,15 @@ impl Trainer {
             self.step += 1;
             return Ok(StepOutcome::Empty(stats));
         }
-        let weight_blocks_in_memory = plan.levers.weight_blocks_in_memory();
-        let weights_by_matrix = plan.levers.has_weights_by_matrix();
-        let weights = Files { weight_blocks_in_memory, weights_by_matrix, ..self.offload.clone() };
-        self.model.move_weights(plan.levers.has_weights_on_disk().then_some(&weights))?;
-        self.optimizer.move_moments(plan.levers.has_optimizer_on_disk().then_some(&self.offload))?;
-        let holds_copies = self.model.hold_copies(plan.levers.weight_copies);
-        self.model.repeat_micro_batches(plan.levers.repeats);
+        let own = (&cut[..], share.first_sample);
+        let holds_copies = self.follow(plan)?;
         // Without others, the pass may end here; with others, all end together.
         let stops = || self.parallel.is_none() && interrupted();
-        let cx = StepContext {
-            seed: self.options.seed,
-            step: self.step,
-            dropout: self.options.dropout,
-            adapter_dropout: self.model.config().lora.as_ref().map_or(0.0, |lora| lora.dropout),
-            activations: self.options.precision.activations(),
-            recompute_blocks: plan.levers.recompute_blocks,
-            loss_chunk_rows: plan.levers.loss_chunk_rows,
-            target_tokens: stats.target_tokens,
-            token_loss: self.options.token_loss(),
-        };
-        let weighed = self.weigh_samples((batch, labels), (&cut, share.first_sample), (plan, &cx), &stops)?;
-        let Some(weighed) = weighed else { return Ok(StepOutcome::Interrupted) };
-        let pulled = match &contrastive {
-            None => None,
-            Some(of) => {
-                let cut = (&cut[..], share.first_sample);
-                match self.vectors(of, batch, cut, &cx, &stops).transpose() {
-                    None => return Ok(StepOutcome::Interrupted),
-                    Some(mine) => Some(self.pull(of, mine.map_err(Error::before_any_change))?),
-                }
-            }
-        };
-        let taught = match self.options.distillation {
-            None => None,
-            Some(_) => match self.teacher_states(batch, (&cut, share.first_sample), &stops).transpose() {
-                None => return Ok(StepOutcome::Interrupted),
-                Some(states) => Some(states.map_err(Error::before_any_change)?),
-            },
-        };
-        match plan.levers.layer_major {
+        let cx = self.step_context(plan, stats.target_tokens);
+        let known = self.passes_before((batch, labels), own, (plan, &cx), &stops)?;
+        let Some(mut known) = known else { return Ok(StepOutcome::Interrupted) };
+        let layers = plan.levers.layer_major.as_ref();
+        match layers {
             // An interrupted step may have left part of a gradient.
             None => self.gradients.clear(),
             // Accumulators of an earlier plan would stay beside the blocks'.
@@ -343,39 +297,17 @@ impl Trainer {
         let rates = (stats.lr, self.options.grad_clip_norm);
         let update = Update::new(&self.model, &self.optimizer, rates, stats.target_tokens, interrupted);
         // Layer by layer, a gradient's memory is used for others before the gradient is applied.
-        let mut update = update.keeping_gradients(plan.levers.layer_major.is_none());
+        let mut update = update.keeping_gradients(layers.is_none());
         if let Some(parallel) = &self.parallel {
             let shards = parallel.own_shards().zip(of_shards).collect();
             update = update.among(parallel, shards, share.max_micro_batches);
             parallel.begin_step();
         }
-        let layers = plan.levers.layer_major.as_ref();
         let graph_micro_batches = self.model.micro_batches_as_graphs();
-        let result = {
-            let (model, gradients, files) = (&self.model, &mut self.gradients, &self.offload);
-            let teacher = self.frozen.as_ref().zip(self.options.distillation);
-            let mut states = taught.into_iter().flatten();
-            let gathered = cut.iter().map(|samples| {
-                let micro_batch = gather(batch, samples, share.first_sample, model)?;
-                let micro_batch = match (teacher, states.next()) {
-                    (Some((teacher, of)), Some(states)) => teacher.teach(micro_batch, states, of.into()),
-                    _ => micro_batch,
-                };
-                let pulled = pulled.as_ref().zip(contrastive.as_ref());
-                Ok(match (&weighed.weights, pulled) {
-                    (Some(weights), _) => micro_batch.weighted(samples.iter().map(|&sample| weights[sample]).collect()),
-                    (None, Some(((_, gradients), of))) => {
-                        let width = model.config().vector_width();
-                        let of_text = |&text: &usize| &gradients[text * width..][..width];
-                        micro_batch.pulled(of.pooling, samples.iter().flat_map(of_text).copied().collect())
-                    }
-                    (None, None) => micro_batch,
-                })
-            });
-            let gathered = holds_copies.map_err(Error::from).and_then(|()| gathered.collect::<Result<Vec<_>>>());
-            let result = gathered.and_then(|of| model.step(&of, &cx, layers, files, gradients, &mut update));
-            result.and_then(|is_made| update.complete().map(|()| is_made))
-        };
+        let micro_batches = holds_copies.and_then(|()| self.micro_batches(batch, own, &mut known));
+        let result = micro_batches
+            .and_then(|of| self.model.step(&of, &cx, layers, &self.offload, &mut self.gradients, &mut update))
+            .and_then(|is_made| update.complete().map(|()| is_made));
         let has_others = self.parallel.as_ref().is_some_and(|parallel| parallel.group().size() > 1);
         let result = match result {
             Err(error) if has_others && !update.has_decided && error.is_of_device_memory() => {
@@ -390,10 +322,7 @@ impl Trainer {
         (stats.loss, stats.grad_norm) = (update.loss, update.grad_norm);
         let has_objective = cx.token_loss != TokenLoss::default() || self.options.distillation.is_some();
         stats.objective = has_objective.then_some(update.objective);
-        weighed.note(&mut stats);
-        if let Some((contrastive, _)) = &pulled {
-            (stats.loss, stats.contrastive) = (contrastive.loss, Some(*contrastive));
-        }
+        known.note(&mut stats);
         stats.graph_micro_batches = (self.model.micro_batches_as_graphs() - graph_micro_batches) as usize;
         if layers.is_some() {
             // Layer by layer, no gradient stays after its step, however the step ends.
@@ -401,9 +330,61 @@ impl Trainer {
         }
         if result.as_ref().is_err_and(Error::is_of_device_memory) && !has_others && self.model.stop_repeating() {
             tracing::warn!("the device had no memory left; from here on micro-batches are launched kernel by kernel");
-            return self.step_of_labels((rows, labels), shards_of_rows, plan, interrupted);
+            return self.step_of_samples((batch, labels), shards, plan, interrupted);
         }
-        match (result?, verdict) {
+        self.finish(result?, verdict, stats)
+    }
+
+    /// The numbers of a step that are known before it.
+    fn stats(&self, share: &Share) -> StepStats {
+        let factor = self.options.schedule.factor(self.step, self.options.total_steps);
+        StepStats {
+            step: self.step + 1,
+            loss: 0.0,
+            objective: None,
+            preference: None,
+            contrastive: None,
+            ranking: None,
+            lr: self.options.optimizer.resolved_learning_rate(self.optimizer.updates(), factor),
+            grad_norm: 0.0,
+            target_tokens: share.target_tokens,
+            source_tokens: share.source_tokens,
+            padded_tokens: share.padded_tokens,
+            micro_batches: share.micro_batches as usize,
+            graph_micro_batches: 0,
+        }
+    }
+
+    /// Puts weights and moments where a plan has them. Returns whether copies of the weights could be held: only the step may say so, since it
+    /// tells the other processes.
+    fn follow(&mut self, plan: &StepPlan) -> Result<Result<()>> {
+        let weight_blocks_in_memory = plan.levers.weight_blocks_in_memory();
+        let weights_by_matrix = plan.levers.has_weights_by_matrix();
+        let weights = Files { weight_blocks_in_memory, weights_by_matrix, ..self.offload.clone() };
+        self.model.move_weights(plan.levers.has_weights_on_disk().then_some(&weights))?;
+        self.optimizer.move_moments(plan.levers.has_optimizer_on_disk().then_some(&self.offload))?;
+        let holds_copies = self.model.hold_copies(plan.levers.weight_copies);
+        self.model.repeat_micro_batches(plan.levers.repeats);
+        Ok(holds_copies.map_err(Error::from))
+    }
+
+    fn step_context(&self, plan: &StepPlan, target_tokens: u64) -> StepContext {
+        StepContext {
+            seed: self.options.seed,
+            step: self.step,
+            dropout: self.options.dropout,
+            adapter_dropout: self.model.config().lora.as_ref().map_or(0.0, |lora| lora.dropout),
+            activations: self.options.precision.activations(),
+            recompute_blocks: plan.levers.recompute_blocks,
+            loss_chunk_rows: plan.levers.loss_chunk_rows,
+            target_tokens,
+            token_loss: self.options.token_loss(),
+        }
+    }
+
+    /// Counts a step that went through its batch, and tells its outcome.
+    fn finish(&mut self, is_made: bool, verdict: Verdict, stats: StepStats) -> Result<StepOutcome> {
+        match (is_made, verdict) {
             (true, _) => {
                 self.optimizer.finish_update();
                 self.model.refresh_copies()?;
@@ -537,6 +518,17 @@ impl Trainer {
         self.scored_by.clone_from(&state.scored_by);
         self.last_score = state.score.map(|value| Score { value, step: state.step });
     }
+}
+
+fn check_plan(plan: &StepPlan, shards: &[usize]) -> Result<()> {
+    if plan.levers.micro_batch_samples == 0 {
+        return Err(Error::invalid_option("memory.micro_batch_samples", "at least 1", 0));
+    }
+    if shards.len() > 1 && plan.levers.layer_major.is_some_and(|layers| layers.gradients_on_disk) {
+        let expected = "`memory` beside more virtual shards than processes";
+        return Err(Error::invalid_option("memory.gradient_offload", expected, "disk"));
+    }
+    Ok(())
 }
 
 /// Source and target tokens of each sample.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use trainer::preference::PreferenceLoss;
 
 use super::task::Task;
-use super::{Values, paths, required, size};
+use super::{Values, paths, required, size, task_of};
 
 /// `data.*`
 #[derive(Clone, Debug)]
@@ -219,8 +219,8 @@ impl Data {
                 has_labels: preference.is_some_and(PreferenceLoss::has_labels),
                 label: values.text("data.label_column"),
                 query: values.text("data.query_column"),
-                ranked: (Task::from_values(values) == Some(Task::Ranking)).then(|| size(values, "ranking.list_size")),
-                preference: match (Task::from_values(values), preference.filter(|loss| !loss.has_labels())) {
+                ranked: (task_of(values) == Some(Task::Ranking)).then(|| size(values, "ranking.list_size")),
+                preference: match (task_of(values), preference.filter(|loss| !loss.has_labels())) {
                     (Some(Task::Embedding), _) => {
                         values.text("data.negative_column").map(|negative| [None, Some(negative)])
                     }

@@ -5,7 +5,7 @@ use trainer::contrastive::{Contrastive, ContrastiveLoss};
 
 use super::loss::Loss;
 use super::task::Task;
-use super::{Config, Values};
+use super::{Config, Values, task_of};
 use crate::failure::{Failure, Outcome};
 
 /// The loss in these values, if they train vectors.
@@ -13,7 +13,7 @@ use crate::failure::{Failure, Outcome};
 /// # Errors
 /// A size that is no number.
 pub fn from_values(values: &Values) -> Outcome<Option<Contrastive>> {
-    if Task::from_values(values) != Some(Task::Embedding) {
+    if task_of(values) != Some(Task::Embedding) {
         return Ok(None);
     }
     let usual = Contrastive::default();

@@ -309,7 +309,7 @@ impl Config {
             frozen: Frozen::from_values(&values),
             embedding,
             ranking,
-            task: task::Task::from_values(&values),
+            task: task_of(&values),
             optimizer,
             schedule,
             generation,
@@ -399,6 +399,11 @@ impl Config {
         parallel::check(self)?;
         LOSSES.iter().try_for_each(|loss| loss.check(self))
     }
+}
+
+/// The task in these values; `None`: that of the model.
+fn task_of(values: &Values) -> Option<task::Task> {
+    task::Task::named(&values.text("task.name")?)
 }
 
 fn required(values: &Values, name: &str) -> u64 {

@@ -4,7 +4,7 @@ use trainer::ranking::{Ranking, RankingLoss};
 
 use super::loss::Loss;
 use super::task::Task;
-use super::{Values, size};
+use super::{Values, size, task_of};
 use crate::failure::{Failure, Outcome};
 
 /// `ranking.*`
@@ -23,7 +23,7 @@ pub struct RankingSettings {
 /// # Errors
 /// Another number of answers than the loss has; a weight of a class that rankings do not have.
 pub fn from_values(values: &Values) -> Outcome<Option<RankingSettings>> {
-    if Task::from_values(values) != Some(Task::Ranking) {
+    if task_of(values) != Some(Task::Ranking) {
         return Ok(None);
     }
     let name = values.text("ranking.loss").unwrap_or_default();

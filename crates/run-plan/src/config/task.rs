@@ -2,8 +2,6 @@
 
 use t5::{Head, Labels};
 
-use super::Values;
-
 /// What a model makes of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
@@ -68,9 +66,8 @@ pub static NAMES: [&str; TASKS.len()] = {
 };
 
 impl Task {
-    /// The task in these values; `None`: that of the model.
-    pub fn from_values(values: &Values) -> Option<Task> {
-        let name = values.text("task.name")?;
+    /// The task of this name.
+    pub fn named(name: &str) -> Option<Task> {
         TASKS.iter().find(|row| row.name == name).map(|row| row.task)
     }
 
