@@ -30,6 +30,7 @@ pub mod optimizer;
 mod options;
 mod pairs;
 mod parallel;
+mod passes;
 pub mod preference;
 pub mod ranking;
 mod rule;

@@ -28,7 +28,6 @@
 
 mod cutting;
 mod frozen;
-mod passes;
 
 use std::collections::HashSet;
 use std::rc::Rc;

@@ -4,15 +4,15 @@
 use candle_core::Tensor;
 use t5::{MicroBatch, StepContext};
 
-use super::{Batch, StepPlan, Trainer, gather};
 use crate::contrastive::ContrastiveStats;
 use crate::error::{Error, Result};
 use crate::pairs::Weighed;
 use crate::ranking::RowLabels;
 use crate::stats::StepStats;
+use crate::trainer::{Batch, StepPlan, Trainer, gather};
 
 /// What the passes before a step found.
-pub(super) struct Known {
+pub(crate) struct Known {
     weighed: Weighed,
     /// The loss of the vectors, and its gradient by each vector of this process.
     pulled: Option<(ContrastiveStats, Vec<f64>)>,
@@ -35,7 +35,7 @@ impl Trainer {
     ///
     /// # Errors
     /// A pass of a process fails, before any change.
-    pub(super) fn passes_before(
+    pub(crate) fn passes_before(
         &self,
         (batch, labels): (&Batch, RowLabels),
         cut: (&[Vec<usize>], usize),
@@ -62,7 +62,7 @@ impl Trainer {
     }
 
     /// The micro-batches of a step with what its loss needs. The teacher's states move into them.
-    pub(super) fn micro_batches(
+    pub(crate) fn micro_batches(
         &self,
         batch: &Batch,
         (cut, first_sample): (&[Vec<usize>], usize),
