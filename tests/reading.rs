@@ -318,6 +318,25 @@ fn a_directory_of_splits_trains_on_train_validates_on_validation_and_leaves_test
 }
 
 #[test]
+fn a_directory_of_another_layout_gets_the_command_that_makes_rows_of_it() {
+    let scene = Scene::new();
+    for (path, text) in [
+        ("saved/dataset_dict.json", "{}"),
+        ("saved/train/state.json", "{}"),
+        ("saved/train/data-00000-of-00001.arrow", ""),
+        ("reviews/train/neg/0.txt", "bad film"),
+        ("reviews/train/pos/0.txt", "good film"),
+        ("reviews/train/words.txt", "a"),
+    ] {
+        scene.write(path, text);
+    }
+    let refused = |directory: &str| scene.run(&["convert", directory, "-o", "out.parquet"]).expect_code(4).err;
+    assert!(refused("saved").contains("load_from_disk") && refused("saved").contains("saved/train rows.parquet"));
+    let hint = refused("reviews");
+    assert!(hint.contains("for file in reviews/train/*/*.txt; do jq -Rsc"), "{hint}");
+}
+
+#[test]
 fn predictions_name_the_file_and_line_of_each_row_and_keep_the_other_columns() {
     let scene = Scene::new();
     scene.write("a.csv", "ticket,text,label\nT1,it was bad,no\nT2,,no\nT3,\"it was\ngood\",yes\n");

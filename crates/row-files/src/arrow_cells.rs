@@ -18,7 +18,7 @@ use crate::chat::{MAX_TURNS, Turn, role, too_many};
 use crate::classes::{Class, class};
 use crate::column::Column;
 use crate::error::{LIST, OBJECT, RowFault};
-use crate::row::{Cell, has_tags, one_text};
+use crate::row::{Cell, LIST_LEVELS, has_tags, one_text};
 
 /// The value of a row.
 pub(crate) fn cell(array: &dyn Array, row: usize, column: &Column) -> Result<Cell, RowFault> {
@@ -34,10 +34,10 @@ pub(crate) fn cell(array: &dyn Array, row: usize, column: &Column) -> Result<Cel
         return turns.map(Cell::Turns);
     }
     Ok(match array.data_type() {
-        DataType::List(_) | DataType::LargeList(_) if column.is_list => Cell::Text(json_list(array, row, column)?),
-        DataType::List(_) | DataType::LargeList(_) => {
+        _ if is_list(array) && column.is_list => Cell::Text(json_list(array, row, column)?),
+        _ if is_list(array) => {
             let turns = || turns(array, row, &column.name)?.ok().map(Cell::Turns);
-            text_of_list(&elements(array, row), &column.name)?.or_else(turns).unwrap_or(Cell::Other(LIST))
+            text_of_list(&elements(array, row), &column.name, LIST_LEVELS)?.or_else(turns).unwrap_or(Cell::Other(LIST))
         }
         DataType::Struct(_) | DataType::Map(..) => Cell::Other(OBJECT),
         _ => scalar(array, row),
@@ -50,7 +50,7 @@ pub(crate) fn class_cell(array: &dyn Array, row: usize, names: &[String]) -> Opt
     if array.is_null(row) {
         return Some(Cell::Null);
     }
-    if let DataType::List(_) | DataType::LargeList(_) = array.data_type() {
+    if is_list(array) {
         let elements = elements(array, row);
         let mut found = Vec::with_capacity(elements.len());
         for element in 0..elements.len() {
@@ -94,6 +94,10 @@ fn bytes(array: &dyn Array, row: usize) -> Option<&[u8]> {
     }
 }
 
+fn is_list(array: &dyn Array) -> bool {
+    matches!(array.data_type(), DataType::List(_) | DataType::LargeList(_))
+}
+
 /// The elements of a row's list.
 fn elements(array: &dyn Array, row: usize) -> ArrayRef {
     match array.data_type() {
@@ -109,13 +113,19 @@ fn json_list(array: &dyn Array, row: usize, column: &Column) -> Result<String, R
     Ok(serde_json::json!(texts.collect::<Result<Vec<_>, RowFault>>()?).to_string())
 }
 
-fn text_of_list(elements: &ArrayRef, column: &str) -> Result<Option<Cell>, RowFault> {
+fn text_of_list(elements: &ArrayRef, column: &str, levels: usize) -> Result<Option<Cell>, RowFault> {
     let mut texts: Vec<Cow<'_, str>> = Vec::with_capacity(elements.len());
     for row in 0..elements.len() {
         match (bytes(elements, row), number(elements, row)) {
             _ if elements.is_null(row) => return Ok(None),
             (Some(bytes), _) => texts.push(text(bytes)?.into()),
             (None, Some(number)) if has_tags(column) => texts.push(number.to_string().into()),
+            _ if levels > 1 && is_list(elements) => {
+                match text_of_list(&self::elements(elements, row), column, levels - 1)? {
+                    Some(Cell::Text(text)) => texts.push(text.into()),
+                    _ => return Ok(None),
+                }
+            }
             _ => return Ok(None),
         }
     }
@@ -310,5 +320,18 @@ mod tests {
         assert_eq!(time(1_700_000_000, 1), "2023-11-14 22:13:20");
         assert_eq!(time(-1, 1000), "1969-12-31 23:59:59.999");
         assert_eq!(time(1_700_000_000_000_001, 1_000_000), "2023-11-14 22:13:20.000001");
+    }
+
+    #[test]
+    fn a_list_of_lists_of_texts_is_one_text() {
+        use arrow_array::builder::{ListBuilder, StringViewBuilder};
+        let mut lists = ListBuilder::new(ListBuilder::new(StringViewBuilder::new()));
+        for sentences in [&["a", "b"][..], &["c"]] {
+            sentences.iter().for_each(|sentence| lists.values().values().append_value(sentence));
+            lists.values().append(true);
+        }
+        lists.append(true);
+        let text = cell(&lists.finish(), 0, &Column::text("sentences"));
+        assert_eq!(text, Ok(Cell::Text("a\nb\nc".to_owned())));
     }
 }

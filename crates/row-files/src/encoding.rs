@@ -52,9 +52,16 @@ impl Encoding {
         }
         let high = |at: usize| bytes.get(at).is_some_and(|byte| *byte >= 0x80);
         let all = (0..bytes.len()).filter(|&at| high(at)).count();
-        let runs = (0..bytes.len()).filter(|&at| high(at) && !high(at + 1)).count();
-        // Letters with accents stand between plain ones, rarely two together. Other scripts come in longer runs.
-        let candidates: &[_] = match runs * 8 > all * 5 {
+        let is_letter = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphabetic);
+        let (mut runs, mut in_words) = (0_usize, 0);
+        for start in (0..bytes.len()).filter(|&at| high(at) && (at == 0 || !high(at - 1))) {
+            let end = (start..bytes.len()).find(|&at| !high(at)).unwrap_or(bytes.len());
+            let is_beside_letter = start > 0 && is_letter(start - 1) || is_letter(end);
+            runs += 1;
+            in_words += usize::from(end - start <= 2 && is_beside_letter);
+        }
+        // Letters with accents stand beside plain ones, rarely more than two together. Other scripts come in longer runs.
+        let candidates: &[_] = match runs * 8 > all * 5 || in_words * 2 > runs {
             true => &[WINDOWS_1252, SHIFT_JIS, GB18030, BIG5],
             false => &[EUC_JP, SHIFT_JIS, EUC_KR, GB18030, BIG5, WINDOWS_1251, WINDOWS_1252],
         };
@@ -172,6 +179,8 @@ mod tests {
     fn the_encoding_of_ordinary_text_is_found_and_read() {
         check("windows-1252", "prompt,response\nJürgen grüßt,“5 €” für Käse\n");
         check("windows-1252", "text;label\nGrüße; so\nnö;schlecht\n");
+        check("windows-1252", "prompt,response\nq0,Größe\nq1,Süße\n");
+        check("gb18030", "prompt,response\nA股,大盘\n手机iPhone,今天\n");
         check("latin-1", "question,answer\nOù est la gare ?,à côté du café\n");
         check("gb18030", "prompt,response\n今天天气怎么样？,今天是晴天，气温二十度。\n");
         check("shift_jis", "prompt,response\n今日の天気はどうですか？,晴れです。\n");

@@ -223,6 +223,8 @@ impl Error {
                 "lines of plain text become rows by `jq -Rc 'select(length > 0) | {{text: .}}' {} > rows.jsonl`",
                 quoted(&path.to_string_lossy())
             )),
+            // The header is missing: names of columns come first.
+            Self::Columns { .. } if self.header_command().is_some() => None,
             Self::Columns { columns, missing, .. } if is_preference(columns) && missing == "prompt" => Some(
                 "answers of which one was chosen are for `preference.loss`: `--lora --set preference.loss=dpo`".to_owned(),
             ),
@@ -250,6 +252,10 @@ impl Error {
             Self::Parquet(error) => error.hint(),
             // Texts of parquet have no other encoding.
             Self::Row(row) if row.is_row && matches!(row.fault, RowFault::NotUtf8(_)) => None,
+            Self::Row(row) if row.is_row && matches!(row.fault, RowFault::WrongType(_, OBJECT)) => Some(format!(
+                "name a member of the object instead; `inspect {}` lists them",
+                quoted(&row.path.to_string_lossy())
+            )),
             Self::Row(row) => row.fault.hint(),
             Self::Mixed { .. } => Some("convert them apart, or name the columns".to_owned()),
             Self::Duplicates { .. } => Some("raise `--memory-budget`, or use `--deduplicate exact`".to_owned()),
@@ -379,6 +385,11 @@ impl RowFault {
         !matches!(self, Self::Null(_) | Self::Empty(_))
     }
 
+    /// Whether the fault is one of the column's type, which rows share as a rule.
+    pub fn is_of_column(&self) -> bool {
+        matches!(self, Self::WrongType(..))
+    }
+
     /// Whether the row could be read with more memory.
     pub fn is_over_budget(&self) -> bool {
         matches!(self, Self::TooLong(limit) if *limit < crate::MAX_ROW_BYTES)
@@ -406,6 +417,9 @@ impl RowFault {
                 "a field with a comma, a quote or a line break stands in quotes, and a quote in it is written twice. If \
                  quotes are ordinary characters: `--quoting none`"
                     .to_owned(),
+            ),
+            Self::WrongType(_, LIST) => Some(
+                "only a list of texts is read as a text; write the column again as text, or name another one".to_owned(),
             ),
             Self::NotANumber(..) => Some("0 stands for a text that is not relevant, 1 or more for one that is".to_owned()),
             Self::WrongType(_, OBJECT) | Self::NotAnObject(LIST) => Some(

@@ -4,28 +4,36 @@
 //! columns have two meanings and the answer has a setting for each.
 
 use crate::columns::{Chosen, Instruction, Pairing};
+use crate::error::listed;
 use crate::lists::RankedColumns;
 use crate::meaning::{Meaning, Unpaired};
 use crate::template::Template;
 
+pub(crate) use guesses::guesses;
+
 /// Sources and targets of known forms, in the order of search. The source is a template, whose columns the file has.
-const FORMS: [(&str, &[&str]); 35] = [
+const FORMS: [(&str, &[&str]); 39] = [
     ("{prefix}: {input_text}", &["target_text"]),
     ("question: {question} context: {context}", ANSWERS),
     ("question: {question} passage: {passage}", &["answer", "label"]),
     ("question: {question} sentence: {sentence}", LABELS),
     ("sentence1: {sentence1} sentence2: {sentence2}", SCORES),
     ("question1: {question1} question2: {question2}", SCORES),
+    // MRPC, as Microsoft publishes it.
+    ("sentence1: {#1 String} sentence2: {#2 String}", &["Quality"]),
     ("hypothesis: {hypothesis} premise: {premise}", LABELS),
     ("{prompt}", &["completion"]),
     ("{source}", &["target"]),
     ("{question}", &["response"]),
     ("{question}", ANSWERS),
     ("{query}", &["response"]),
+    ("{query}", ANSWERS),
+    ("{problem}", &["solution"]),
     // Beside these, `inputs` and `targets` are tokens.
     ("{inputs_pretokenized}", &["targets_pretokenized"]),
     ("{inputs}", &["targets"]),
-    ("{input}", &["output"]),
+    ("{input}", &["output", "target"]),
+    ("{concepts}", &["target"]),
     ("{input_text}", &["target_text"]),
     ("{document}", &["summary"]),
     ("{article}", &["highlights", "summary", "abstract"]),
@@ -49,7 +57,9 @@ const FORMS: [(&str, &[&str]); 35] = [
 ];
 
 /// Columns of answers to a question.
-const ANSWERS: &[&str] = &["answers.text", "answer", "answers"];
+const ANSWERS: &[&str] = &["answers.text", "answer", "answers", "answer.value", "answerKey"];
+/// Columns with the text of the class whose number is in `label`.
+const TEXTS_OF_LABELS: [&str; 4] = ["label_text", "label_name", "label_desc", "label_des"];
 /// Columns of classes. A text of the class comes before its number.
 const LABELS: &[&str] =
     &["label_text", "label", "labels", "gold_label", "category", "target", "class", "intent", "sentiment"];
@@ -87,7 +97,20 @@ const RELEVANCE: &[&str] = &["labels", "relevances", "passages.is_selected", "re
 /// Columns that say which rows have the same query.
 const QUERY_IDS: &[&str] = &["query_id", "qid"];
 /// Columns of texts that a question is about, without which it is incomplete.
-const CONTEXTS: [&str; 8] = ["article", "passage", "paragraph", "story", "support", "document", "hint", "background"];
+const CONTEXTS: [&str; 12] = [
+    "article",
+    "passage",
+    "paragraph",
+    "story",
+    "support",
+    "document",
+    "hint",
+    "background",
+    "context",
+    "context.sentences",
+    "context.contexts",
+    "passages.passage_text",
+];
 /// Columns of the options of a multiple choice: all of them, or one each with a number or a letter at its end.
 const OPTIONS: [&str; 3] = ["options", "choices", "endings"];
 const AN_OPTION: [&str; 6] = ["option", "choice", "ending", "sol", "distractor", "op"];
@@ -239,14 +262,14 @@ impl File<'_> {
     /// The columns without which a question is incomplete, those before it and those after it.
     fn of_question(&self, source: &Template) -> [Vec<&str>; 2] {
         let others = self.columns.iter().map(String::as_str).filter(|name| source.columns().all(|used| used != *name));
-        let is_letter = |name: &str| matches!(name, "A" | "B" | "C" | "D");
-        let has_letters = ["A", "B", "C"].iter().all(|letter| self.has(letter));
+        let is_letter = |name: &str| matches!(name, "A" | "B" | "C" | "D" | "a" | "b" | "c" | "d");
+        let has_letters = ["a", "b", "c"].iter().all(|letter| self.has(letter) || self.has(&letter.to_uppercase()));
         let is_option = |name: &str| {
             let one = AN_OPTION.iter().find_map(|option| name.to_lowercase().strip_prefix(option).map(str::to_owned));
             let end = one.as_deref().map(|end| end.trim_start_matches(['_', ' ']));
             let is_one = end.is_some_and(|end| end.len() == 1 && end.chars().all(char::is_alphanumeric));
-            OPTIONS.contains(&name.split('.').next().unwrap_or(name)) && self.has_text(name)
-                || is_one
+            OPTIONS.contains(&name.strip_suffix(".text").unwrap_or(name)) && self.has_text(name)
+                || is_one && !OPTIONS.contains(&name)
                 || has_letters && is_letter(name)
         };
         let is_of_question = source.columns().any(|column| ["question", "query"].contains(&column));
@@ -307,11 +330,11 @@ impl File<'_> {
         Ok(Pairing::of_templates(source, target, false))
     }
 
-    /// The only one of these columns. `label` is the number of `label_text`.
+    /// The only one of these columns. `label` is a number where another column has its text.
     fn only(&self, names: &[&str], settings: &dyn Fn(&str) -> Vec<(&'static str, String)>) -> Result<String, Unpaired> {
-        let has_text = names.contains(&"label_text") && self.has("label_text");
-        let is_number = |name: &&str| has_text && *name == "label";
-        let found: Vec<&str> = names.iter().copied().filter(|name| self.has(name) && !is_number(name)).collect();
+        let text = TEXTS_OF_LABELS.into_iter().find(|text| names.contains(&"label") && self.has(text));
+        let usual = names.iter().copied().filter(|name| text.is_none() || !["label", "label_text"].contains(name));
+        let found: Vec<&str> = text.into_iter().chain(usual.filter(|name| self.has(name))).collect();
         match found.as_slice() {
             [] => Err(Unpaired::Missing("response".to_owned())),
             [one] => Ok((*one).to_owned()),
@@ -374,10 +397,11 @@ impl File<'_> {
 
     /// A form of the table, of which the file has the columns.
     fn form(&self, source: &Template, targets: &[&str]) -> Result<Pairing, Unpaired> {
-        let setting = |name: &str| match source.column() {
-            Some(column) => vec![("prompt_column", column.to_owned()), ("response_column", name.to_owned())],
-            None => vec![("source_template", source.to_string()), ("response_column", name.to_owned())],
-        };
+        let [contexts, options] = self.of_question(source);
+        let of = |names: &[&str]| names.iter().map(|name| format!("{{{name}}}")).collect::<Vec<_>>();
+        let whole = [of(&contexts), vec![source.to_string()], of(&options)].concat().join("\\n");
+        let whole = Template::parse(&whole).expect("columns and line breaks");
+        let setting = |name: &str| of_source(&whole, name);
         if targets == ["completion"] && self.has("label") {
             return Err(Unpaired::Question(vec![
                 Meaning {
@@ -396,19 +420,13 @@ impl File<'_> {
             ANSWERS => self.first_text(ANSWERS).unwrap_or_default(),
             targets => self.only(targets, &setting)?,
         };
-        let [contexts, options] = self.of_question(source);
-        if !contexts.is_empty() || !options.is_empty() {
-            let of = |names: &[&str]| names.iter().map(|name| format!("{{{name}}}")).collect::<Vec<_>>();
-            let with = [of(&contexts), vec![source.to_string()], of(&options)].concat().join("\\n");
+        if whole != *source {
             let names: Vec<String> = contexts.iter().chain(&options).map(|name| format!("`{name}`")).collect();
             let (belong, are) = if names.len() == 1 { ("belongs", "is") } else { ("belong", "are") };
             let names = names.join(" and ");
             return Err(Unpaired::Question(vec![
-                Meaning {
-                    words: format!("{names} {belong} to the question"),
-                    settings: vec![("source_template", with), ("response_column", target.clone())],
-                },
-                Meaning { words: format!("{names} {are} left out"), settings: setting(&target) },
+                Meaning { words: format!("{names} {belong} to the question"), settings: setting(&target) },
+                Meaning { words: format!("{names} {are} left out"), settings: of_source(source, &target) },
             ]));
         }
         match source.column() {
@@ -451,49 +469,13 @@ fn is_about(name: &str) -> bool {
     ABOUT.contains(&root) || root.ends_with("_id") || name.starts_with("Unnamed")
 }
 
-/// What columns without a known form could mean, most likely first.
-pub(crate) fn guesses(columns: &[String]) -> Vec<Meaning> {
-    const SHOWN: usize = 3;
-    let usual: Vec<String> = columns.iter().map(|name| name.to_lowercase().replace(' ', "_")).collect();
-    let place = |name: &str| usual.iter().position(|usual| usual == name);
-    let pair = |source: usize, target: usize| Meaning {
-        words: format!("`{}` is the source and `{}` the target", columns[source], columns[target]),
-        settings: vec![("prompt_column", columns[source].clone()), ("response_column", columns[target].clone())],
+/// The settings that choose a source and the column of the target.
+fn of_source(source: &Template, target: &str) -> Vec<(&'static str, String)> {
+    let source = match source.column() {
+        Some(column) => ("prompt_column", column.to_owned()),
+        None => ("source_template", source.to_string()),
     };
-    if let Ok(pairing) = (File { columns: &usual }).known()
-        && let Some([Some(source), Some(target)]) =
-            pairing.flat().map(|(source, target)| [place(source), place(target)])
-    {
-        return vec![pair(source, target)];
-    }
-    if let Ok(Pairing::Columns { prompt, response }) =
-        Pairing::choose(&usual, &Chosen { is_of_words: true, ..Chosen::default() })
-        && ["tokens", "words"].contains(&prompt.as_str())
-    {
-        let words = format!("`{prompt}` are words and `{response}` their labels");
-        return vec![Meaning { words, settings: vec![("task.name", "token-classification".to_owned())] }];
-    }
-    // A wrong answer is no target, and neither is a name.
-    let is_text = |at: &usize| match usual[*at].as_str() {
-        "" | "rejected" | "negative" => false,
-        "source" => true,
-        name => !is_about(name),
-    };
-    let texts: Vec<usize> = (0..columns.len()).filter(is_text).collect();
-    let others = |known: usize| texts.iter().copied().filter(move |&at| at != known).take(SHOWN);
-    match (place("prompt"), place("response"), texts.as_slice()) {
-        (Some(prompt), None, _) => others(prompt).map(|target| pair(prompt, target)).collect(),
-        (None, Some(response), _) => others(response).map(|source| pair(source, response)).collect(),
-        (None, None, &[first, second]) => match (usual[first].len(), usual[second].len()) {
-            (2, 2) => {
-                [(first, second), (second, first)].map(|(from, to)| direction(&columns[from], &columns[to])).into()
-            }
-            _ => vec![pair(first, second), pair(second, first)],
-        },
-        (None, None, &[only]) => vec![alone(&columns[only])],
-        (None, None, &[first, .., last]) => vec![pair(first, last)],
-        _ => Vec::new(),
-    }
+    vec![source, ("response_column", target.to_owned())]
 }
 
 /// The meaning of a text alone.
@@ -527,13 +509,23 @@ fn pairs_or_text(text: &str, others: &[&str]) -> Unpaired {
     Unpaired::Question(others.iter().take(SHOWN).map(pair).chain([alone(text)]).collect())
 }
 
-/// The question which language is the source.
+/// The question which language is the source, with each answer where languages are few.
 fn directions(languages: &[&str]) -> Unpaired {
+    let pairs = || languages.iter().flat_map(|from| languages.iter().map(move |to| (*from, *to)));
     match languages {
-        [first, second, ..] => Unpaired::Question(vec![direction(first, second), direction(second, first)]),
-        _ => Unpaired::Missing(format!("{TRANSLATION} of a second language")),
+        [] | [_] => Unpaired::Missing(format!("{TRANSLATION} of a second language")),
+        [_, _] | [_, _, _] => {
+            Unpaired::Question(pairs().filter(|(from, to)| from != to).map(|(from, to)| direction(from, to)).collect())
+        }
+        many => {
+            let names: Vec<String> = many.iter().map(|name| (*name).to_owned()).collect();
+            let reason = format!("expected one of the {} languages of `{TRANSLATION}`: {}", many.len(), listed(&names));
+            Unpaired::Template("source_lang", reason)
+        }
     }
 }
+
+mod guesses;
 
 #[cfg(test)]
 mod tests;

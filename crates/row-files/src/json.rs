@@ -11,7 +11,7 @@ use crate::column::Column;
 use crate::error::{Error, LIST, OBJECT, RowFault};
 use crate::input::{Input, append};
 use crate::json_text::{self, Kind};
-use crate::row::{Cell, Row, has_tags, one_text};
+use crate::row::{Cell, LIST_LEVELS, Row, has_tags, one_text};
 
 /// Keys of an object that may hold a file's rows.
 #[rustfmt::skip]
@@ -408,19 +408,23 @@ fn cell_of(value: &str, column: &Column) -> Result<Cell, RowFault> {
         Kind::List if column.is_list => Cell::Text(value.to_owned()),
         Kind::List => {
             let turns = || chat::from_list(value).ok().map(Cell::Turns);
-            text_of_list(value, &column.name).or_else(turns).unwrap_or(Cell::Other(LIST))
+            text_of_list(value, &column.name, LIST_LEVELS).or_else(turns).unwrap_or(Cell::Other(LIST))
         }
         Kind::Object => Cell::Other(OBJECT),
     })
 }
 
-/// A list of texts as one text, and null for an empty one: such as the answers to a question of SQuAD that has none.
-fn text_of_list(list: &str, column: &str) -> Option<Cell> {
+/// A list of texts, or of such lists as HotpotQA's paragraphs have them, as one text; null for an empty one: such as the answers to a question of SQuAD that has none.
+fn text_of_list(list: &str, column: &str, levels: usize) -> Option<Cell> {
     let mut texts = Vec::new();
     json_text::elements(list, |element| {
         texts.push(match json_text::kind(element) {
             Kind::Text => json_text::text(element),
             Kind::Number if has_tags(column) => Some(element.trim().into()),
+            Kind::List if levels > 1 => match text_of_list(element, column, levels - 1) {
+                Some(Cell::Text(text)) => Some(text.into()),
+                _ => None,
+            },
             _ => None,
         });
     });
@@ -472,5 +476,18 @@ mod tests {
         (0..1000).for_each(|number| late.see(&number.to_string()));
         assert_eq!((late.new.len(), late.new[0].as_str()), (MAX_LATE, "0"));
         assert_eq!(late.known.len(), MAX_LATE + 1);
+    }
+
+    #[test]
+    fn paragraphs_as_lists_of_sentences_are_one_text_and_of_several_answers_the_first_counts() {
+        let text_of = |column: &str, value: &str| {
+            let mut row = Row::default();
+            parse(format!("{{\"{column}\": {value}}}").as_bytes(), &[Column::text(column)], &mut row).unwrap();
+            row.cells[0].clone()
+        };
+        assert_eq!(text_of("sentences", r#"[["a", "b"], ["c"]]"#), Cell::Text("a\nb\nc".to_owned()));
+        assert_eq!(text_of("answer", r#"["A", "B"]"#), Cell::Text("A".to_owned()));
+        assert_eq!(text_of("sentences", r#"[[["a"]]]"#), Cell::Other(LIST));
+        assert_eq!(text_of("tokens", "[[1, 2]]"), Cell::Other(LIST));
     }
 }

@@ -10,7 +10,7 @@ impl Error {
     pub fn meanings(&self) -> Vec<Meaning> {
         match self {
             Self::Question { meanings, .. } => meanings.clone(),
-            Self::Columns { .. } if self.layout_command().is_some() => Vec::new(),
+            Self::Columns { .. } if self.layout_command().is_some() || self.header_command().is_some() => Vec::new(),
             Self::Columns { missing, columns, .. } if ["prompt", "response"].contains(&missing.as_str()) => {
                 guesses(columns)
             }
@@ -40,7 +40,15 @@ impl Error {
         } else {
             return None;
         };
-        Some(format!("{what}: `{command} {} > rows.jsonl`", quoted(&path.to_string_lossy())))
+        let file = quoted(&path.to_string_lossy());
+        let is_parquet = path.extension().is_some_and(|extension| extension == "parquet");
+        let rows = format!(
+            "python3 -c 'import pandas, sys; pandas.read_parquet(sys.argv[1]).to_json(\"/dev/stdout\", orient=\"records\", lines=True)' {file}"
+        );
+        Some(match is_parquet {
+            true => format!("{what}: `{rows} | {command} > rows.jsonl`"),
+            false => format!("{what}: `{command} {file} > rows.jsonl`"),
+        })
     }
 
     /// The command that gives the file a header, if its first line looks like a row.
@@ -108,8 +116,31 @@ mod tests {
         check("prompt|chosen|rejected", "response", &["--prompt-column prompt --response-column chosen"]);
         check("chosen|rejected", "prompt", &["--text-column chosen"]);
         check("only", "prompt", &["--text-column only"]);
-        check("a|b|c", "prompt", &["--prompt-column a --response-column c"]);
-        check("message_id|a|b|c|lang", "prompt", &["--prompt-column a --response-column c"]);
+        check(
+            "v1|v2",
+            "prompt",
+            &["--prompt-column v1 --response-column v2", "--prompt-column v2 --response-column v1"],
+        );
+        check("a|b|c", "prompt", &[]);
+        check("goal|sol1|sol2|label", "prompt", &[]);
+        check(
+            "Question|A|B|C|D|Answer",
+            "prompt",
+            &[
+                "--source-template '{Question}\\n{A}\\n{B}\\n{C}\\n{D}' --response-column Answer",
+                "--prompt-column Question --response-column Answer",
+            ],
+        );
+        check(
+            "Sentence1|Sentence2|Label",
+            "prompt",
+            &["--source-template 'sentence1: {Sentence1} sentence2: {Sentence2}' --response-column Label"],
+        );
+        check(
+            "Instruction|Input|Output",
+            "prompt",
+            &["--source-template '{Instruction}\\n{Input}' --response-column Output"],
+        );
         let of_words = "train_low_mem train --set task.name=token-classification";
         check("id|tokens|pos_tags|ner_tags", "prompt", &[of_words]);
         check("a|b", "nosuch", &[]);
@@ -118,6 +149,10 @@ mod tests {
     #[test]
     fn a_file_whose_first_line_is_a_row_gets_a_header() {
         let command = |names: &str, delimiter| columns(names, "prompt", delimiter).header_command();
+        assert!(
+            columns("3|Wall St.|Reuters - Short", "prompt", ',').meanings().is_empty(),
+            "its first row names no columns"
+        );
         let expected = "(printf 'prompt,response\\n'; cat 'my rows.csv') > with-header.csv";
         assert_eq!(command("how many legs have cats|4", ',').as_deref(), Some(expected));
         let expected = "(printf 'column1\\tcolumn2\\tcolumn3\\n'; cat 'my rows.csv') > with-header.csv";

@@ -16,6 +16,9 @@ pub struct Row {
     pub cells: Vec<Cell>,
 }
 
+/// The most levels of a list of texts: a list of lists of texts is one text as well.
+pub(crate) const LIST_LEVELS: usize = 2;
+
 /// The one text that a list of texts stands for: its elements with line breaks between them. Of the answers to a question,
 /// which say the same in several ways, it is the first.
 pub(crate) fn one_text(texts: &[impl AsRef<str>], column: &str) -> String {
@@ -25,7 +28,7 @@ pub(crate) fn one_text(texts: &[impl AsRef<str>], column: &str) -> String {
 
 /// Whether a column of this name has the answers to a question, of which the first is the text.
 pub(crate) fn has_answers(column: &str) -> bool {
-    column == "answers" || column.ends_with("answers.text")
+    ["answers", "answer"].contains(&column) || column.ends_with("answers.text")
 }
 
 /// Whether a column of this name has a tag of each word, which may be the number of a class, such as `ner_tags` of CoNLL. Lists of numbers

@@ -252,12 +252,13 @@ fn members_of_objects_have_dotted_names_in_every_form() {
         files.with("a.csv", "translation.en,translation.de\nhello,hallo\n"),
         files.column("a.parquet", "translation", Arc::new(object)),
     ];
-    for path in paths {
+    // The JSONL file has a third language.
+    for (path, ways) in paths.into_iter().zip([6, 2, 2, 2]) {
         let (_, pairs) =
             read_as(std::slice::from_ref(&path), &Settings::default(), &chosen, &ReadOptions::default()).unwrap();
         assert_eq!(pairs, [("hello".to_owned(), "hallo".to_owned())], "{path:?}");
         let error = read(&path).unwrap_err().to_string();
-        assert!(error.contains("in 2 ways"), "{path:?}: {error}");
+        assert!(error.contains(&format!("in {ways} ways")), "{path:?}: {error}");
     }
 }
 

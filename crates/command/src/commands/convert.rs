@@ -287,9 +287,11 @@ fn ended(error: row_files::Error, failed: Option<Failure>, flags: &ConvertArgs) 
         row_files::Error::Stopped => failed.unwrap_or_else(stop::without_result),
         row_files::Error::Write(error) => Failure::io("write rows", &flags.output, &error),
         row_files::Error::Row(row) => {
+            let is_of_column = row.fault.is_of_column();
             let failure = Failure::from(row_files::Error::Row(row));
             match flags.bad_rows {
                 BadRowRule::Skip => failure,
+                _ if is_of_column => failure,
                 _ => failure.hint("`--bad-rows skip` skips and counts rows that cannot be used"),
             }
         }

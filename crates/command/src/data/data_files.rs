@@ -7,6 +7,7 @@ use memory_policy::plural;
 use crate::config::paths;
 use crate::data::splits::{Group, Split};
 use crate::failure::{Failure, Outcome};
+use crate::screen::shell_words;
 
 /// The files of a list of paths and globs, in the list's order; the files of a glob are sorted by name.
 pub fn files(key: &str, patterns: &[String]) -> Outcome<Vec<PathBuf>> {
@@ -54,7 +55,7 @@ pub fn groups(key: &str, patterns: &[String]) -> Outcome<Vec<Group>> {
 }
 
 /// Files that Hugging Face datasets store beside their rows.
-const ABOUT_ROWS: [&str; 3] = ["dataset_info.json", "dataset_infos.json", "dataset_dict.json"];
+const ABOUT_ROWS: [&str; 4] = ["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
 
 /// The files of a directory that may hold rows, sorted by name; also those in `data` and in directories with the name of a split, as Hugging
 /// Face datasets lie. Hidden files, other directories and [`ABOUT_ROWS`] are left out.
@@ -81,10 +82,39 @@ fn files_of(key: &str, directory: &Path) -> Outcome<Vec<PathBuf>> {
     if found.is_empty() {
         let endings = row_files::FILE_EXTENSIONS.join(", .");
         return Err(Failure::unusable(format!("`{key}`: no file with rows in the directory {}", directory.display()))
+            .with_hint(way_to_rows(directory)?)
             .hint(format!("expected files that end in .{endings}, plain, .gz or .zst")));
     }
     found.sort();
     Ok(found)
+}
+
+/// The command that makes rows of a directory in another layout: of `datasets.save_to_disk`, or of texts in directories of their labels.
+fn way_to_rows(directory: &Path) -> Outcome<Option<String>> {
+    let (_, directories) = listed(directory)?;
+    let name = |path: &Path| path.file_name().map(PathBuf::from).unwrap_or_default();
+    if let Some(train) = directories.iter().find(|path| Split::of(&name(path)) == Some(Split::Train)) {
+        return way_to_rows(train);
+    }
+    let has = |directory: &Path, wanted: &str| -> Outcome<bool> {
+        let failed = |error| Failure::io("list it", directory, &error);
+        let mut paths = regular_file::list(directory).map_err(failed)?;
+        Ok(paths.any(|path| path.is_ok_and(|path| path.extension().is_some_and(|extension| extension == wanted))))
+    };
+    let quoted = shell_words::quoted(directory);
+    if has(directory, "arrow")? {
+        let load = "from datasets import load_from_disk as l; import sys; l(sys.argv[1]).to_parquet(sys.argv[2])";
+        return Ok(Some(format!(
+            "`datasets` wrote it as Arrow; as parquet: `python3 -c '{load}' {quoted} rows.parquet`"
+        )));
+    }
+    let texts = directories.iter().map(|directory| has(directory, "txt")).collect::<Outcome<Vec<bool>>>()?;
+    let label = "--arg l \"$(basename \"$(dirname \"$file\")\")\" '{text: ., label: $l}'";
+    Ok((texts.iter().filter(|has| **has).count() > 1).then(|| {
+        format!(
+            "texts in directories of their labels become rows by `for file in {quoted}/*/*.txt; do jq -Rsc {label} \"$file\"; done > rows.jsonl`"
+        )
+    }))
 }
 
 /// The files of a directory that may hold rows, and its directories; hidden ones are left out.

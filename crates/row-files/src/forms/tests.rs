@@ -104,11 +104,16 @@ fn the_columns_of_well_known_data_sets_are_read_as_they_are_meant_or_refused() {
             "gold_label,sentence1,sentence2",
             "prompt `sentence1: {sentence1} sentence2: {sentence2}`, response from `gold_label`",
         ),
+        ("nq_open", "question,answer", "prompt from `question`, response from `answer`"),
         (
-            "hotpot_qa",
-            "id,question,answer,context,context.title,context.sentences",
-            "prompt from `question`, response from `answer`",
+            "trivia_qa",
+            "question,question_id,answer,answer.aliases,answer.value",
+            "prompt from `question`, response from `answer.value`",
         ),
+        ("MATH", "problem,level,type,solution", "prompt from `problem`, response from `solution`"),
+        ("firefly", "kind,input,target", "prompt from `input`, response from `target`"),
+        ("common_gen", "concept_set_idx,concepts,target", "prompt from `concepts`, response from `target`"),
+        ("tnews", "label,label_desc,sentence,keywords", "prompt from `sentence`, response from `label_desc`"),
         (
             "P3",
             "inputs,inputs_pretokenized,targets,targets_pretokenized",
@@ -171,9 +176,25 @@ fn the_columns_of_well_known_data_sets_are_read_as_they_are_meant_or_refused() {
         ("mmlu CSV", "question,A,B,C,D,answer", "`A` and `B` and `C` and `D` belong to the question"),
         ("medmcqa", "id,question,opa,opb,opc,opd,cop,answer", "`opa` and `opb` and `opc` and `opd` belong"),
         ("multirc", "paragraph,question,answer,idx,label", "the target is `answer`; the target is `label`"),
-        ("trivia_qa", "question,question_id,answer,answer.aliases,answer.value", "no prompt"),
+        (
+            "hotpot_qa",
+            "id,question,answer,context,context.title,context.sentences",
+            "`context.sentences` belongs to the question",
+        ),
+        (
+            "ms_marco",
+            "answers,passages,passages.is_selected,passages.passage_text,query,query_id",
+            "`passages.passage_text` belongs to the question",
+        ),
+        ("record", "passage,query,entities,answers", "`passage` belongs to the question; `passage` is left out"),
+        ("RAG", "question,context,response", "`context` belongs to the question"),
+        ("opus100 of three", "translation.a,translation.b,translation.c", "from `a` to `c`; from `b` to `a`"),
         ("quail", "context_id,passage,question,answer_id", "no prompt"),
-        ("arc", "id,question,choices.text,choices.label,answerKey", "no prompt"),
+        (
+            "arc",
+            "id,question,choices,choices.text,choices.label,answerKey",
+            "`choices.text` belongs to the question; `choices.text` is left out",
+        ),
         ("hellaswag", "ind,activity_label,ctx,endings,label", "no prompt"),
         ("piqa", "goal,sol1,sol2,label", "no prompt"),
         ("mbpp", "task_id,text,code,test_list", "pretraining on `text` alone"),
@@ -184,6 +205,27 @@ fn the_columns_of_well_known_data_sets_are_read_as_they_are_meant_or_refused() {
         println!("{data_set}");
         refused(columns, expected);
     }
+}
+
+#[test]
+fn the_answers_to_a_question_keep_the_text_that_the_question_is_about() {
+    let Err(Unpaired::Question(meanings)) = pairing("paragraph question answer label") else { panic!("one meaning") };
+    let expected = "--source-template '{paragraph}\\n{question}' --response-column answer";
+    assert_eq!(meanings[0].flags(), expected);
+}
+
+#[test]
+fn a_translation_of_many_languages_names_them_instead_of_two() {
+    let columns = "translation translation.ar translation.de translation.en translation.fr";
+    let Err(Unpaired::Template("source_lang", reason)) = pairing(columns) else { panic!("{columns}") };
+    assert_eq!(reason, "expected one of the 4 languages of `translation`: ar, de, en, fr");
+}
+
+#[test]
+fn the_header_of_mrpc_is_known() {
+    let columns = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"].map(str::to_owned);
+    let words = Pairing::choose(&columns, &Chosen::default()).unwrap().in_words();
+    assert_eq!(words, "prompt `sentence1: {#1 String} sentence2: {#2 String}`, response from `Quality`");
 }
 
 #[test]
