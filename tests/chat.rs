@@ -62,4 +62,14 @@ fn settings_of_the_model_that_this_program_lacks_are_named_once() {
     assert_eq!(ran.err.matches("sets suppress_tokens").count(), 1, "{}", ran.err);
     let ran = scene.run(&["serve", "run", "--dry-run"]).expect_code(0);
     assert_eq!(ran.err.matches("sets suppress_tokens").count(), 1, "{}", ran.err);
+    // Answers of evaluations follow no setting of the model that no key asks for.
+    scene.write("run/model/generation_config.json", r#"{"suppress_tokens": [35], "num_beams": 2}"#);
+    scene.write("rows.jsonl", "{\"prompt\": \"a\", \"response\": \"b\"}\n");
+    let eval = ["eval", "--model", "run/model", "--data", "rows.jsonl"];
+    for (more, named) in
+        [(&[][..], "sets num_beams, suppress_tokens:"), (&["--num-beams", "2"], "sets suppress_tokens:")]
+    {
+        let ran = scene.run(&[&eval, more].concat()).expect_code(0);
+        assert_eq!(ran.err.matches(named).count(), 1, "{}", ran.err);
+    }
 }

@@ -28,7 +28,7 @@ use crate::model::model_directory::Adapted;
 use crate::run::open::{self, Opened};
 use crate::run::{options, run_data, setup};
 use crate::scores::class_scores;
-use crate::scores::evaluation::{Settings, Watcher, evaluate};
+use crate::scores::evaluation::{self, Settings, Watcher, evaluate};
 use crate::screen::report::RowProgress;
 use crate::screen::stop::Stop;
 use crate::screen::{report, stop};
@@ -49,6 +49,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     opened.train.find_pages()?;
     opened.stages.ends(stages::FOOTERS)?;
     opened.reading.survival = run_data::survival(&config, &opened);
+    evaluation::warn_of_departures(&config, &opened.model)?;
     if let Some(words) = opened.reading.texts_in_words() {
         report::note(&words);
     }

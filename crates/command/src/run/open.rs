@@ -24,6 +24,7 @@ use crate::machine::device::DeviceBaseline;
 use crate::machine::stages::{self, Stages};
 use crate::model::frozen::Frozen;
 use crate::model::model_directory;
+use crate::scores::evaluation;
 use crate::screen::report;
 
 /// Everything that a run reads from, opened.
@@ -143,6 +144,9 @@ impl Opened {
             [] => None,
             files => Some(open(files, None)?),
         };
+        if validation.is_some() {
+            evaluation::warn_of_departures(config, &model)?;
+        }
         let [of_train, validation_of_tasks] = rows_of_tasks.unwrap_or_default();
         let mixture = (!of_train.is_empty()).then(|| tasks::mixture(config, &model, &of_train)).transpose()?;
         let adapter = config.lora.as_ref().and_then(|adapter| adapter.init_from.clone());

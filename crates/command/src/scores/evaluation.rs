@@ -23,6 +23,7 @@ use trainer::evaluate::{Answered, Computed, EvaluateOptions, Evaluation, Evaluat
 use trainer::preference::{Preference, PreferenceStats};
 use trainer::ranking::{Ranking, RankingStats};
 
+use crate::config::Config;
 use crate::failure::{Failure, Outcome};
 use crate::files::metrics::number;
 use crate::scores::class_scores;
@@ -191,6 +192,22 @@ fn mismatch(batch: &mut Batch, previous: Option<Vec<u32>>) -> Option<Vec<u32>> {
     let before = previous.or_else(|| batch.targets.first().cloned());
     batch.rejected = before.iter().chain(&batch.targets).take(batch.targets.len()).cloned().collect();
     batch.targets.last().cloned().or(before)
+}
+
+/// Names the model's own settings of answers that those of an evaluation do not follow, if it compares answers.
+pub fn warn_of_departures(config: &Config, model: &t5::Config) -> Outcome<()> {
+    let (settings, file) = model.answer_settings();
+    if model.head != t5::Head::Language || config.train.eval_generate_samples == 0 {
+        return Ok(());
+    }
+    let departures = config.generation.departs_from(settings, file)?;
+    if !departures.is_empty() {
+        report::warn(&format!(
+            "{file} of the model sets {}: the answers of evaluations do not follow it; `generation.*` keys have what this program knows",
+            departures.join(", ")
+        ));
+    }
+    Ok(())
 }
 
 /// Replaces each reference that has special tokens by the text that its tokens give back, because answers come from the tokenizer, too:

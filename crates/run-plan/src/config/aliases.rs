@@ -266,6 +266,39 @@ pub const ALIASES: &[(&str, Here)] = &[
     ("push_to_hub", Said("leave it out: OUTPUT/model is a Hugging Face directory, which `hf upload` takes")),
 ];
 
+/// Values of keys as transformers and PyTorch write them: the value with the same meaning, or words.
+#[rustfmt::skip]
+pub const WORDS: &[(&str, &str, Here)] = &[
+    ("optimizer.name", "adamw_torch", Key("adamw")),
+    ("optimizer.name", "adamw_torch_fused", Key("adamw")),
+    ("optimizer.name", "adamw_apex_fused", Key("adamw")),
+    ("optimizer.name", "adamw_hf", Key("adamw")),
+    ("optimizer.name", "paged_adamw", Key("adamw")),
+    ("optimizer.name", "paged_adamw_32bit", Key("adamw")),
+    ("optimizer.name", "lion_32bit", Key("lion")),
+    ("optimizer.name", "paged_lion_32bit", Key("lion")),
+    ("optimizer.name", "adam", Said("Adam is AdamW without decay: `--set optimizer.name=adamw --set optimizer.weight_decay=0`")),
+    ("optimizer.name", "adamw_8bit", Said("use `--set optimizer.name=adamw --set optimizer.state_precision=int8`")),
+    ("optimizer.name", "adamw_bnb_8bit", Said("use `--set optimizer.name=adamw --set optimizer.state_precision=int8`")),
+    ("optimizer.name", "adamw_torch_8bit", Said("use `--set optimizer.name=adamw --set optimizer.state_precision=int8`")),
+    ("optimizer.name", "paged_adamw_8bit", Said("use `--set optimizer.name=adamw --set optimizer.state_precision=int8`")),
+    ("optimizer.name", "lion_8bit", Said("use `--set optimizer.name=lion`; its one value of a parameter is f32 here")),
+    ("schedule.name", "constant_with_warmup", Key("constant")),
+    ("schedule.name", "cosine_with_restarts", Said("there are no restarts; `--set schedule.name=cosine` falls once")),
+    ("schedule.name", "polynomial", Said("its default power of 1 is `--set schedule.name=linear`")),
+    ("train.precision", "fp32", Key("f32")),
+    ("train.precision", "float32", Key("f32")),
+    ("train.precision", "bfloat16", Key("bf16")),
+    ("train.precision", "fp16", Said("there is no fp16 training; use `--set train.precision=bf16`")),
+    ("train.precision", "float16", Said("there is no fp16 training; use `--set train.precision=bf16`")),
+];
+
+/// What a value of this key is here.
+pub fn of_word(key: &str, word: &str) -> Option<Here> {
+    let word = word.to_lowercase().replace('-', "_");
+    WORDS.iter().find(|(of, known, _)| *of == key && *known == word).map(|(.., here)| *here)
+}
+
 /// Beginnings of names, for what is not in [`ALIASES`].
 const FAMILIES: [(&str, &str); 8] = [
     ("hub_", "leave it out: OUTPUT/model is a Hugging Face directory, which `hf upload` takes"),
@@ -336,6 +369,21 @@ mod tests {
             match here {
                 Key(key) => assert!(keys::find(key).is_some(), "{name}: {key}"),
                 Said(words) => assert!(words.len() > 10, "{name}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_value_of_another_program_is_the_one_with_its_meaning_or_explained() {
+        for (key, word, here) in WORDS {
+            let mut values = Values::defaults();
+            let set = values.apply_flag("--x", key, &[(*word).to_owned()]);
+            match here {
+                Key(value) => {
+                    set.unwrap();
+                    assert_eq!(values.text(key).as_deref(), Some(*value), "{word}");
+                }
+                Said(words) => assert_eq!(set.unwrap_err().hints, [*words], "{word}"),
             }
         }
     }

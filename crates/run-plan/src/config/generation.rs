@@ -110,6 +110,27 @@ impl Generation {
         }
     }
 
+    /// The names of a model's own settings, which `file` beside its weights contains, that these settings do not follow.
+    ///
+    /// # Errors
+    /// As for [`apply_model_defaults`].
+    pub fn departs_from(&self, settings: &Map<String, Json>, file: &'static str) -> Outcome<Vec<&'static str>> {
+        let mut values = Values::defaults();
+        let defaults = apply_model_defaults(&mut values, settings, file)?;
+        let own = Self::from_values(&values);
+        let has_beams = own.num_beams > 1 && self.num_beams > 1;
+        let differs = [
+            ("num_beams", own.num_beams != self.num_beams),
+            ("length_penalty", has_beams && own.length_penalty != self.length_penalty),
+            ("early_stopping", has_beams && own.early_stopping != self.early_stopping),
+            ("do_sample", own.sampling.is_some() != self.sampling.is_some()),
+            ("repetition_penalty", own.processors.repetition_penalty != self.processors.repetition_penalty),
+            ("no_repeat_ngram_size", own.processors.no_repeat_ngram != self.processors.no_repeat_ngram),
+            ("min_new_tokens", own.processors.min_new_tokens != self.processors.min_new_tokens),
+        ];
+        Ok(differs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).chain(defaults.ignored).collect())
+    }
+
     /// The model's options for one answer to each prompt.
     pub fn options(&self) -> GenerateOptions {
         let &Self { num_beams, length_penalty, early_stopping, sampling, processors, .. } = self;
@@ -216,6 +237,15 @@ mod tests {
         assert_eq!(shortest(json!({"min_length": 0, "typical_p": 1.0, "bad_words_ids": null})), (0, vec![]));
         let others = json!({"suppress_tokens": [35], "forced_bos_token_id": 50, "min_p": 0.1, "guidance_scale": 1});
         assert_eq!(shortest(others), (0, vec!["suppress_tokens", "forced_bos_token_id", "min_p"]));
+        let own =
+            json!({"num_beams": 3, "no_repeat_ngram_size": 2, "do_sample": true, "top_k": 7, "bad_words_ids": [[3]]});
+        let departs = |generation: Generation| generation.departs_from(own.as_object().unwrap(), "g.json").unwrap();
+        let greedy = Generation::from_values(&Values::defaults());
+        assert_eq!(departs(greedy.clone()), ["num_beams", "do_sample", "no_repeat_ngram_size", "bad_words_ids"]);
+        let mut followed = Values::defaults();
+        apply(&mut followed, own.clone()).unwrap();
+        assert_eq!(departs(Generation::from_values(&followed)), ["bad_words_ids"]);
+        assert!(greedy.departs_from(&Map::new(), "g.json").unwrap().is_empty());
         let refused = apply(&mut values, json!({"num_beams": 0})).unwrap_err();
         assert!(refused.message.contains("g.json") && refused.message.contains("num_beams"), "{refused}");
     }

@@ -129,8 +129,11 @@ impl Values {
             return Err(unknown(&origin, name));
         };
         let value = check(key, value).map_err(|got| {
-            Failure::usage(format!("{origin}: `{name}`: expected {}, got {got}", key.expected()))
-                .hint(format!("`{name}`: {}; default {}", key.meaning, key.default))
+            let failure = Failure::usage(format!("{origin}: `{name}`: expected {}, got {got}", key.expected()));
+            match aliases::of_word(name, got.trim_matches('"')) {
+                Some(Here::Said(words)) => failure.hint(words),
+                _ => failure.hint(format!("`{name}`: {}; default {}", key.meaning, key.default)),
+            }
         })?;
         self.settings.insert(key.name, Setting { value, origin });
         Ok(())
@@ -236,6 +239,9 @@ fn check(key: &Key, value: Value) -> Result<Value, String> {
         (Kind::OneOf(words), Value::String(text)) if words.contains(&text.as_str()) => Ok(value),
         (Kind::OneOf(words), Value::String(text)) if spelled(words, text).is_some() => {
             Ok(Value::String(spelled(words, text).unwrap_or_default().to_string()))
+        }
+        (Kind::OneOf(_), Value::String(text)) if let Some(Here::Key(word)) = aliases::of_word(key.name, text) => {
+            Ok(Value::from(word))
         }
         (Kind::OneOf(words), Value::Boolean(switch)) if words.contains(&switch.to_string().as_str()) => {
             Ok(Value::String(switch.to_string()))
