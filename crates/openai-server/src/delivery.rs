@@ -13,6 +13,11 @@ use crate::event::{Event, TokenLogprob};
 /// Bytes of an event beside its texts.
 const EVENT_BYTES: usize = 160;
 
+/// Bytes of a number of a vector: itself, and its text in the answer.
+pub const BYTES_OF_A_NUMBER: usize = size_of::<f32>() + NUMBER_TEXT_BYTES;
+/// The longest text of an f32, such as `-1.1754944e-38`, and a comma, rounded up.
+pub(crate) const NUMBER_TEXT_BYTES: usize = 16;
+
 /// The text of all requests that no client has taken yet.
 #[derive(Debug)]
 pub(crate) struct Untaken {
@@ -51,7 +56,11 @@ impl Delivery {
 
     /// Counts an event on its way. False if the request holds too much, and ends.
     pub fn sent(&self, event: &Event) -> bool {
-        let bytes = bytes_of(event);
+        self.hold(bytes_of(event))
+    }
+
+    /// Counts bytes that the request holds until its answer is sent. False if they are too many, and the request ends.
+    pub fn hold(&self, bytes: usize) -> bool {
         let all = self.untaken.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let own = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if all > self.untaken.most && own > self.untaken.share {
@@ -91,7 +100,7 @@ impl Drop for Delivery {
 
 fn bytes_of(event: &Event) -> usize {
     if let Event::Vector { values, .. } = event {
-        return EVENT_BYTES + size_of_val(values.as_slice());
+        return EVENT_BYTES + values.len() * BYTES_OF_A_NUMBER;
     }
     let Event::Text { text, logprobs, .. } = event else { return EVENT_BYTES };
     let token = |token: &TokenLogprob| {
@@ -106,6 +115,16 @@ mod tests {
 
     fn text(bytes: usize) -> Event {
         Event::Text { choice: 0, text: "x".repeat(bytes), tokens: 1, logprobs: Vec::new() }
+    }
+
+    #[test]
+    fn the_text_of_any_number_is_counted() {
+        for number in [f32::MIN, f32::MIN_POSITIVE, -1.175_494_4e-38, 1.0, -0.0, f32::from_bits(1), 123_456_79.0] {
+            let text = serde_json::to_string(&[number, number]).unwrap();
+            assert!(text.len() <= 2 * NUMBER_TEXT_BYTES, "{text}");
+        }
+        let vector = Event::Vector { choice: 0, values: vec![0.5; 100] };
+        assert_eq!(bytes_of(&vector), EVENT_BYTES + 100 * BYTES_OF_A_NUMBER);
     }
 
     #[test]

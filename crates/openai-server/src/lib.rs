@@ -42,10 +42,11 @@ mod response;
 
 pub use access::Access;
 pub use answer::StreamedText;
+pub use delivery::BYTES_OF_A_NUMBER;
 pub use error::ApiError;
 pub use event::{Event, Finish, TokenLogprob};
 pub use http::{Drainer, Hooks, Limits, Server, Settings};
 pub use keys::Keys;
 pub use metrics::Gauge;
-pub use queue::{Job, Load, Queue, Share};
+pub use queue::{Admission, Job, Load, Queue, Share};
 pub use request::{Interface, Message, Options, Overflow, Prompt, Request, RequestLimits, Results, Wanted};

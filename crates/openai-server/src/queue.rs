@@ -125,7 +125,7 @@ impl Job {
 }
 
 /// The error of a request whose client does not take its answer.
-fn untaken() -> ApiError {
+pub(crate) fn untaken() -> ApiError {
     ApiError::new(503, "answer_not_taken", "the answers that no client takes fill the memory; read faster")
 }
 
@@ -201,6 +201,19 @@ impl Recent {
     }
 }
 
+/// What became of a job that was offered.
+#[derive(Debug)]
+pub enum Admission {
+    /// The engine works on it.
+    Begun,
+    /// Its request cannot be answered, and was told so.
+    Refused,
+    /// It fits, but jobs of its share hold what they may.
+    ShareIsFull(Job),
+    /// Nothing can begin before something ends.
+    Full(Job),
+}
+
 /// Current numbers of jobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
@@ -261,15 +274,33 @@ impl Queue {
         }
     }
 
-    /// Returns the next job, if there is one of another share than these. An engine that has no room for it [puts it back](Self::put_back).
-    pub fn try_next(self: &Arc<Self>, full: &[Share]) -> Option<Job> {
+    /// Offers waiting jobs to the engine, until none is left that could begin now. A refusal takes time, too, and it weighs nothing: a share
+    /// has one at a time, so that refused requests, however many come, do not keep the others from their next token.
+    pub fn admit(self: &Arc<Self>, mut offer: impl FnMut(Job) -> Admission) {
+        let mut full = Vec::new();
+        while let Some(job) = self.try_next(&full) {
+            let share = job.share;
+            match offer(job) {
+                Admission::Begun => {}
+                Admission::Refused => full.push(share),
+                Admission::ShareIsFull(job) => {
+                    full.push(share);
+                    self.put_back(job);
+                }
+                Admission::Full(job) => return self.put_back(job),
+            }
+        }
+    }
+
+    /// Returns the next job, if there is one of another share than these.
+    fn try_next(self: &Arc<Self>, full: &[Share]) -> Option<Job> {
         let mut state = self.state();
         let job = state.take(full)?;
         Some(self.begun(&mut state, job))
     }
 
     /// Puts a job back to its place.
-    pub fn put_back(&self, mut job: Job) {
+    fn put_back(&self, mut job: Job) {
         if let Some(running) = &mut job.running {
             running.returns = true;
         }
@@ -475,6 +506,48 @@ mod tests {
         assert!(matches!(receivers.pop().unwrap().try_recv(), Ok((0, Event::Failed(error))) if error.status == 429));
         let order: Vec<String> = std::iter::from_fn(|| queue.try_next(&[])).map(|job| text(&job).to_owned()).collect();
         assert_eq!(order, ["a1", "a2", "b1"]);
+    }
+
+    #[test]
+    fn of_refused_jobs_a_share_has_one_before_the_running_jobs_go_on() {
+        let queue = Queue::new(8);
+        let (jobs, _receivers): (Vec<_>, Vec<_>) =
+            [(1, "bad 1"), (1, "bad 2"), (1, "bad 3"), (2, "good"), (3, "bad 4")]
+                .map(|(c, text)| job_of(c, text))
+                .into_iter()
+                .unzip();
+        jobs.into_iter().for_each(|job| queue.push(vec![job]).unwrap());
+        let (mut running, mut rounds) = (Vec::new(), Vec::new());
+        while queue.load().waiting > 0 {
+            let mut round = Vec::new();
+            queue.admit(|job| {
+                round.push(text(&job).to_owned());
+                match text(&job).starts_with("bad") {
+                    true => Admission::Refused,
+                    false => {
+                        running.push(job);
+                        Admission::Begun
+                    }
+                }
+            });
+            rounds.push(round);
+        }
+        assert_eq!(rounds, [vec!["bad 1", "good", "bad 4"], vec!["bad 2"], vec!["bad 3"]]);
+    }
+
+    #[test]
+    fn jobs_without_room_stay_in_their_places() {
+        let queue = Queue::new(8);
+        let (jobs, _receivers): (Vec<_>, Vec<_>) =
+            [(1, "a1"), (1, "a2"), (2, "b1"), (3, "c1")].map(|(c, text)| job_of(c, text)).into_iter().unzip();
+        jobs.into_iter().for_each(|job| queue.push(vec![job]).unwrap());
+        let mut offered = Vec::new();
+        queue.admit(|job| {
+            offered.push(text(&job).to_owned());
+            if offered.len() == 2 { Admission::Full(job) } else { Admission::ShareIsFull(job) }
+        });
+        assert_eq!((offered, queue.load()), (vec!["a1".to_owned(), "b1".to_owned()], Load { waiting: 4, running: 0 }));
+        assert_eq!(text(&queue.next().unwrap()), "a1");
     }
 
     #[test]

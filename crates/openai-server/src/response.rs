@@ -4,6 +4,7 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::delivery::NUMBER_TEXT_BYTES;
 use crate::event::{Event, Finish, TokenLogprob};
 use crate::request::{Interface, Results};
 
@@ -254,7 +255,9 @@ impl ResponseMetadata {
 
     /// The vectors, in the order of the texts.
     fn vectors(&self, choices: &[Choice], usage: Usage) -> String {
-        let mut text = String::from("{\"object\":\"list\",\"data\":[");
+        let numbers: usize = choices.iter().flat_map(|choice| &choice.vector).map(Vec::len).sum();
+        let mut text = String::with_capacity(numbers * NUMBER_TEXT_BYTES + (choices.len() + 2) * 64 + self.model.len());
+        text += "{\"object\":\"list\",\"data\":[";
         for (index, choice) in choices.iter().enumerate() {
             let values = choice.vector.as_deref().unwrap_or_default();
             let separator = if index == 0 { "" } else { "," };

@@ -14,7 +14,7 @@ use super::reply::{JSON, refusal, respond};
 use super::shared::Shared;
 use crate::error::ApiError;
 use crate::event::Event;
-use crate::queue::{Job, Origin};
+use crate::queue::{Job, Origin, untaken};
 use crate::request::{Interface, Request as Asked};
 use crate::response::{Choice, ResponseMetadata};
 
@@ -126,6 +126,11 @@ pub(super) async fn ask(
         Some(name) => models.iter().position(|model| model == name).ok_or_else(|| shared.unknown_model(name))?,
     };
     record.access.model = Some(models[model].clone());
+    // Documents that are given back are held, and then written.
+    let documents: usize = asked.results.documents.iter().map(String::len).sum();
+    if documents > 0 && !record.delivery.hold(2 * documents) {
+        return Err(untaken());
+    }
     let (sender, events) = unbounded_channel();
     let origin = Origin {
         model,

@@ -146,6 +146,20 @@ fn a_request_of_http_1_1_names_one_host() {
 }
 
 #[test]
+fn documents_that_are_given_back_count_as_held() {
+    let running = start_with(Limits { answer_bytes: 8192, ..limits() }, "", 8);
+    let rank = |bytes: usize, returns: bool| {
+        let document = "x".repeat(bytes);
+        running
+            .post("/v1/rerank", &format!(r#"{{"query":"q","documents":["{document}"],"return_documents":{returns}}}"#))
+    };
+    refused(&rank(3000, true), 503, "answer_not_taken");
+    for (bytes, returns) in [(3000, false), (1000, true), (1000, true), (1000, true)] {
+        assert_eq!(status(&rank(bytes, returns)), 200, "{bytes} {returns}");
+    }
+}
+
+#[test]
 fn who_sends_too_slowly_is_told_so() {
     let brief = Duration::from_millis(50);
     // The client never sends the rest, but gets an answer. Only one of the time limits is short, so a slow start does no harm.

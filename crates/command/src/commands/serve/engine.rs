@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dataloader::Tokenizer;
-use openai_server::{ApiError, Event, Finish, Job, Overflow, Prompt, Queue, StreamedText, TokenLogprob, Wanted};
+use openai_server::{
+    Admission, ApiError, Event, Finish, Job, Overflow, Prompt, Queue, StreamedText, TokenLogprob, Wanted,
+};
 use planner::AnswerBytes;
 use t5::{Answer, AnswerShape, GenerateOptions, TokenScore, Told};
 
@@ -119,27 +121,23 @@ impl Engine<'_> {
         }
     }
 
-    /// Starts the next jobs of the queue, in order, while they fit beside the running jobs.
+    /// Starts the next jobs of the queue while they fit beside the running jobs.
     fn admit(&mut self) {
-        let mut full = Vec::new();
-        while let Some(job) = self.queue.try_next(&full) {
+        let queue = Arc::clone(&self.queue);
+        queue.admit(|job| {
             let prepared = self.prepared(&job);
             let room = prepared.as_ref().map_or(Room::Is, |prepared| self.room(&job, prepared.bytes));
             if room == Room::Is {
-                // An invalid request gets its error at once.
+                let is_refused = prepared.is_err();
                 self.begin(job, prepared);
-                continue;
+                return if is_refused { Admission::Refused } else { Admission::Begun };
             }
             if self.prepared.len() >= MOST_PREPARED {
                 self.prepared.clear();
             }
             self.prepared.extend(prepared.ok().map(|prepared| (job.number, prepared)));
-            full.push(job.share);
-            self.queue.put_back(job);
-            if room == Room::Full {
-                return;
-            }
-        }
+            if room == Room::Full { Admission::Full(job) } else { Admission::ShareIsFull(job) }
+        });
     }
 
     /// Whether a job fits beside the running ones. While several clients ask, or one for answers of different sizes, none of them has more than

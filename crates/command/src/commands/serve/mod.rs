@@ -18,7 +18,9 @@ use std::time::{Duration, SystemTime};
 
 use dataloader::{Side, Tokenizer};
 use memory_policy::{Bytes, CostRow, Probe, SystemProbe};
-use openai_server::{Access, Drainer, Gauge, Hooks, Keys, Limits, Overflow, Queue, RequestLimits, Server, Settings};
+use openai_server::{
+    Access, BYTES_OF_A_NUMBER, Drainer, Gauge, Hooks, Keys, Limits, Overflow, Queue, RequestLimits, Server, Settings,
+};
 use planner::{Pins, Plan, names};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -60,7 +62,7 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
     let named = Named::find(&flags.models, flags.model_name.clone())?;
     let Named { tokenizer, activations, served, .. } = &named;
     let defaults = defaults(flags, &named);
-    let limits = limits(flags, tokenizer, defaults.max_new_tokens);
+    let limits = limits(flags, &named, defaults.max_new_tokens);
     let overflow = limits.request.overflow;
     let asked = || named.asked(&flags.models, device.as_ref());
     let (planned, adapters) = planned(flags, asked, &named, &limits, defaults.max_new_tokens)?;
@@ -171,21 +173,28 @@ fn defaults(flags: &ServeArgs, named: &Named) -> Defaults {
     }
 }
 
-fn limits(flags: &ServeArgs, tokenizer: &Tokenizer, max_new_tokens: usize) -> Limits {
+fn limits(flags: &ServeArgs, named: &Named, max_new_tokens: usize) -> Limits {
     let request = RequestLimits {
         rows: flags.max_rows.max(1),
         texts: flags.queue,
         answer_tokens: max_new_tokens,
         prompt_bytes: flags.models.max_source_tokens.saturating_mul(PROMPT_BYTES_OF_A_TOKEN).max(LEAST_PROMPT_BYTES),
-        overflow: overflow(flags, tokenizer),
+        overflow: overflow(flags, &named.tokenizer),
         ..RequestLimits::default()
     };
+    let body_bytes = usize::try_from(flags.max_body.0).unwrap_or(usize::MAX).clamp(1 << 10, 1 << 30);
+    // One request alone never holds too much: the documents of a body and their text, or all its vectors, fit into half of the limit.
+    let documents = if named.served.iter().any(|served| served.ranking.is_ok()) { 2 * body_bytes } else { 0 };
+    let width = named.vectors.as_ref().map_or(0, |vectors| vectors.width(&named.base));
+    let vectors = flags.queue * (width * BYTES_OF_A_NUMBER + BYTES_OF_A_TOKEN);
     Limits {
         connections: flags.connections.clamp(1, 1 << 16),
-        body_bytes: usize::try_from(flags.max_body.0).unwrap_or(usize::MAX).clamp(1 << 10, 1 << 30),
+        body_bytes,
         request_timeout: Duration::from_secs(flags.request_timeout.max(1)),
         drain_timeout: Duration::from_secs(flags.drain_timeout),
-        answer_bytes: (flags.queue * max_new_tokens * BYTES_OF_A_TOKEN).max(LEAST_ANSWER_BYTES),
+        answer_bytes: (flags.queue * max_new_tokens * BYTES_OF_A_TOKEN)
+            .max(LEAST_ANSWER_BYTES)
+            .max(2 * documents.max(vectors)),
         request,
         ..Limits::default()
     }
