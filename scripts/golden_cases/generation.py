@@ -1,5 +1,6 @@
-"""Goldens of generation: a tiny model that learned a little, 100 prompts, and transformers' answers under many settings.
+"""Goldens of generation: tiny models that learned a little, 100 prompts, and transformers' answers under many settings.
 
+A T5 in `t5`, T5Gemmas in `t5gemma` and `t5gemma2`, whose windows are shorter than most sources and answers.
 `answers.json`: `sources` (ids, EOS included), and for each of `cases` its `settings`, under transformers' names, and `answers`: for
 each source a list of answers, best first, up to and including EOS; `scores` beside them if beams found them. Each source was
 answered alone. Sources whose answers in f32 and f64 differ are not among the 100: there rounding decides.
@@ -15,6 +16,7 @@ import tempfile
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, T5Config, T5ForConditionalGeneration
 
+from . import gemma
 from .files import write_json
 
 PROMPTS = 100
@@ -45,20 +47,38 @@ CASES = [
 MAX_NEW_TOKENS = 14
 # Cases in which rounding is checked.
 UNSURE = [2, 5, 7, 12, 14]
+OF_GEMMA = [0, 1, 5, 7, 12, 14]
 
 
-def model():
+def t5():
+    return T5ForConditionalGeneration(T5Config(**CONFIG))
+
+
+def t5gemma(generation):
+    decoder = {"num_hidden_layers": 2, "layer_types": gemma.KINDS[:2]}
+    return gemma.make_model(generation, {}, decoder, 5, vocab=CONFIG["vocab_size"])
+
+
+# name -> (model, its token that begins answers, its first token that is a word, cases, cases in which rounding is checked)
+MODELS = {
+    "t5": (t5, 0, 2, range(len(CASES)), UNSURE),
+    "t5gemma": (lambda: t5gemma(1), 2, 6, OF_GEMMA, OF_GEMMA),
+    "t5gemma2": (lambda: t5gemma(2), 2, 6, OF_GEMMA, OF_GEMMA),
+}
+
+
+def trained(make, first):
     """Trains for some seconds on a task with more than one answer: a token stands for one other token, or for two."""
     torch.manual_seed(11)
-    model = T5ForConditionalGeneration(T5Config(**CONFIG)).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=8e-3)
+    model, words = make().train(), CONFIG["vocab_size"] - first
+    optimizer = torch.optim.Adam([tensor for name, tensor in model.named_parameters() if gemma.is_text(name)], lr=8e-3)
     for _ in range(260):
         sources, targets = torch.zeros(48, 8, dtype=torch.long), torch.full((48, 17), -100)
         for row in range(48):
-            source = torch.randint(2, 48, (int(torch.randint(1, 7, ())),)).tolist()
+            source = torch.randint(first, CONFIG["vocab_size"], (int(torch.randint(1, 7, ())),)).tolist()
             target = []
             for token in source:
-                target += [(5 * token + 3) % 46 + 2] + ([(3 * token + 1) % 46 + 2] if torch.rand(()) < 0.45 else [])
+                target += [(5 * token + 3) % words + first] + ([(3 * token + 1) % words + first] if torch.rand(()) < 0.45 else [])
             sources[row, : len(source) + 1] = torch.tensor([*source, EOS])
             targets[row, : len(target) + 1] = torch.tensor([*target, EOS])
         loss = model(input_ids=sources, attention_mask=(sources != 0).long(), labels=targets).loss
@@ -68,9 +88,9 @@ def model():
     return model.eval()
 
 
-def answers(model, source, settings):
+def answers(model, start, source, settings):
     config = GenerationConfig(
-        **{"max_new_tokens": MAX_NEW_TOKENS, "eos_token_id": EOS, "pad_token_id": 0, "decoder_start_token_id": 0,
+        **{"max_new_tokens": MAX_NEW_TOKENS, "eos_token_id": EOS, "pad_token_id": 0, "decoder_start_token_id": start,
            "return_dict_in_generate": True, "output_scores": True, **settings}
     )
     out = model.generate(torch.tensor([source]), generation_config=config)
@@ -89,18 +109,26 @@ def answers(model, source, settings):
 
 
 def write(folder):
+    gemma.exact_in_f64()
+    for name in MODELS:
+        (folder / name).mkdir()
+        write_answers(folder / name, *MODELS[name])
+    write_json(folder / "processors.json", processors(t5()))
+
+
+def write_answers(folder, make, start, first, of_cases, unsure):
     torch.manual_seed(3)
-    single = model()
+    single = trained(make, first)
     double = copy.deepcopy(single).double()
-    sources, cases = [], [{"settings": settings, "answers": [], "scores": []} for settings in CASES]
+    sources, cases = [], [{"settings": CASES[case], "answers": [], "scores": []} for case in of_cases]
     while len(sources) < PROMPTS:
         length = int(torch.randint(1, 7, ()))
-        source = [*torch.randint(2, CONFIG["vocab_size"], (length,)).tolist(), EOS]
-        found = [answers(single, source, settings) for settings in CASES]
-        if any(answers(double, source, CASES[case])[0] != found[case][0] for case in UNSURE):
+        source = [*torch.randint(first, CONFIG["vocab_size"], (length,)).tolist(), EOS]
+        found = {case: answers(single, start, source, CASES[case]) for case in of_cases}
+        if any(answers(double, start, source, CASES[case])[0] != found[case][0] for case in unsure):
             continue
         sources.append(source)
-        for case, (ids, scores) in zip(cases, found):
+        for case, (ids, scores) in zip(cases, found.values()):
             case["answers"].append(ids)
             if scores is None:
                 case.pop("scores", None)
@@ -112,7 +140,6 @@ def write(folder):
             shutil.copy(pathlib.Path(scratch) / name, folder / name)
     value = {"max_new_tokens": MAX_NEW_TOKENS, "sources": sources, "cases": cases}
     (folder / "answers.json").write_text(json.dumps(value, separators=(",", ":")) + "\n")
-    write_json(folder / "processors.json", processors(single))
 
 
 def processors(model):
