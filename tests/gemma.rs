@@ -305,6 +305,42 @@ fn a_vocabulary_is_trimmed_and_grown_in_every_object_of_the_config() {
 }
 
 #[test]
+fn rows_with_images_and_lengths_without_positions_are_named_with_a_way_out() {
+    let scene = scene("t5gemma2");
+    let rows = String::from_utf8(scene.read("rows.jsonl")).expect("text");
+    let with_image =
+        |prompt: &str, response: &str| format!("{rows}{}\n", json!({"prompt": prompt, "response": response}));
+    scene.write("images.jsonl", with_image("w7 <image> w8", "w9"));
+    scene.write("answers.jsonl", with_image("w7 w8", "w9 <eoi>"));
+    for (file, column) in [("images", "prompt"), ("answers", "response")] {
+        let data = format!("data.train={file}.jsonl");
+        let ran = scene.run(&train(file, &["--set", &data, "--set", "train.batch_size=4"]));
+        let words = format!("row 3: column `{column}` has a token that stands for an image");
+        ran.expect_code(4).expect_words(&[&words, "data.bad_rows = \"skip\""]);
+        // The row is named by `eval`, too.
+        let data = format!("{file}.jsonl");
+        scene.run(&["eval", "--model", "model", "--data", &data]).expect_code(4).expect_words(&[&words]);
+    }
+    let skip = ["--set", "data.train=images.jsonl", "--set", "data.bad_rows=skip", "--set", "data.shuffle=false"];
+    scene.run(&train("skipped", &skip)).expect_code(0).expect_words(&["skipped a row", "stands for an image"]);
+    scene.run(&train("plain", &["--set", "data.shuffle=false"])).expect_code(0);
+    let first = |run: &str| scene.events(run, "step")[0]["loss"].clone();
+    assert_eq!(first("skipped"), first("plain"), "the other rows stay where they are");
+    // A length that was chosen is refused before the first step, and one row is told apart from a wrong tokenizer.
+    for (key, sources, targets) in [("data.max_source_tokens", 65, 64), ("data.max_target_tokens", 64, 65)] {
+        let lengths = [format!("data.max_source_tokens={sources}"), format!("data.max_target_tokens={targets}")];
+        let ran = scene.run(&train("long", &["--set", &lengths[0], "--set", &lengths[1]]));
+        let refused = format!("`{key}`: expected at most 64, `max_position_embeddings` of the model, got 65");
+        ran.expect_code(2).expect_words(&[&refused, &format!("--set {key}=64")]);
+    }
+    scene.write("long.jsonl", with_image(&"w7 ".repeat(70), "w9"));
+    let ran = scene.run(&["eval", "--model", "model", "--data", "long.jsonl"]).expect_code(4);
+    ran.expect_words(&["at most max_position_embeddings (64) tokens, got 72", "data.max_source_tokens"]);
+    let cut = ["eval", "--model", "model", "--data", "long.jsonl", "--set", "data.max_source_tokens=64"];
+    scene.run(&cut).expect_code(0);
+}
+
+#[test]
 fn what_is_not_there_yet_is_refused_by_its_name() {
     let scene = scene("t5gemma2");
     let check = |arguments: &[&str], words: &[&str]| {

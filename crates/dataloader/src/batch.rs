@@ -37,6 +37,8 @@ pub enum BadRows {
     Error,
     /// The row is left out and counted. Its batch is smaller by one; no other row moves.
     Skip,
+    /// As [`BadRows::Skip`], but a row with an image ends the run.
+    Usual,
 }
 
 /// A list of token ids for each sample.
@@ -262,7 +264,22 @@ impl BatchMaker {
             Some(sample) => (sample, false, None),
             None => self.sample_of_texts(&mut texts, row, key.derive(row))?,
         };
+        self.check_images(&sample.0)?;
         self.push(batch, (row, &texts), sample)
+    }
+
+    /// Refuses a sample with a token that stands for an image.
+    fn check_images(&self, sample: &Sample) -> Result<(), NoSample> {
+        let target = target_column(self.columns.len());
+        // Numbers of labels are no tokens.
+        let of_target = (!self.objective.is_of_labels(target)).then_some(&sample.target);
+        let lists = [(0, Some(&sample.source)), (target, of_target), (2, sample.rejected.as_ref())];
+        let is_of_image = |id: &u32| self.options.image_ids.contains(id);
+        let mut lists = lists.into_iter().filter_map(|(column, ids)| Some((column, ids?)));
+        match lists.find(|(_, ids)| ids.iter().any(is_of_image)) {
+            Some((column, _)) => Err(NoSample::Refused(Refused { column, value: BadValue::Image })),
+            None => Ok(()),
+        }
     }
 
     /// Adds the samples of a row that is a list; false for a row of another task.
@@ -278,6 +295,7 @@ impl BatchMaker {
         let texts = [sources.beginning(), labels.beginning()];
         let [sources, labels] = texts.map(|text| text.map_err(|fault| NoSample::new(fault, 0)));
         let Some(samples) = self.objective.samples_of_list([sources?, labels?], &encode)? else { return Ok(false) };
+        samples.iter().try_for_each(|(sample, _)| self.check_images(sample))?;
         batch.lists.push(samples.len());
         for (sample, gain) in samples {
             batch.rows.push(row);
@@ -408,14 +426,17 @@ impl BatchMaker {
 
     fn refuse(&self, batch: &mut Batch, row: u64, refused: Refused) -> Result<(), Error> {
         let bad_row = self.locate(row, refused);
-        match self.options.bad_rows {
-            BadRows::Error => Err(Error::BadRow(bad_row)),
-            BadRows::Skip => {
-                batch.bad_rows += 1;
-                batch.first_bad_row.get_or_insert(bad_row);
-                Ok(())
-            }
+        let ends = match self.options.bad_rows {
+            BadRows::Error => true,
+            BadRows::Usual => refused.value == BadValue::Image,
+            BadRows::Skip => false,
+        };
+        if ends {
+            return Err(Error::BadRow(bad_row));
         }
+        batch.bad_rows += 1;
+        batch.first_bad_row.get_or_insert(bad_row);
+        Ok(())
     }
 
     /// Returns where in the files a row of the dataset lies.

@@ -118,6 +118,8 @@ pub enum BadValue {
     WordWithoutToken,
     /// The value is longer than what is read of a row of labels.
     TooLong,
+    /// A token of the value stands for an image.
+    Image,
 }
 
 impl std::fmt::Display for BadValue {
@@ -133,6 +135,7 @@ impl std::fmt::Display for BadValue {
             Self::UnequalLists => "has another number of labels than there are words or texts",
             Self::WordWithoutToken => "has a word that gives no token",
             Self::TooLong => "is too long for labels and their words",
+            Self::Image => "has a token that stands for an image: the model reads texts alone",
         })
     }
 }

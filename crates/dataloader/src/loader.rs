@@ -68,6 +68,8 @@ pub struct LoaderOptions {
     pub eos_id: u32,
     /// The decoder's first input, which a target does not repeat; `None`: targets begin as sources do.
     pub decoder_start_id: Option<u32>,
+    /// Tokens that stand for images. A row with one of them cannot be a sample.
+    pub image_ids: Vec<u32>,
     /// Put before the text of every source of [`Objective::TextToText`], such as `summarize: `.
     pub source_prefix: String,
     /// The side on which sources of [`Objective::TextToText`] are cut.
@@ -129,6 +131,7 @@ impl Default for LoaderOptions {
             max_target_tokens: 512,
             eos_id: 1,
             decoder_start_id: None,
+            image_ids: Vec::new(),
             source_prefix: String::new(),
             truncation_side: Side::default(),
             bad_rows: BadRows::default(),

@@ -17,7 +17,7 @@ pub fn in_file_order(loader: &LoaderOptions, samples: usize) -> LoaderOptions {
         batch_size: samples.max(1) * BATCHES_SORTED_TOGETHER,
         order: OrderOptions { shuffle: false, ..loader.order },
         epochs: Some(1),
-        bad_rows: BadRows::Skip,
+        bad_rows: if loader.bad_rows == BadRows::Skip { BadRows::Skip } else { BadRows::Usual },
         keep_texts: true,
         // Each task's rows are evaluated by themselves.
         mixture: None,

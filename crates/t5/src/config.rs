@@ -396,6 +396,11 @@ impl Config {
         self.gemma.as_ref().map(|gemma| (gemma.encoder.positions, gemma.decoder.positions))
     }
 
+    /// The tokens that stand for images.
+    pub fn image_tokens(&self) -> &[u32] {
+        self.gemma.as_ref().map_or(&[], |gemma| &gemma.image_tokens)
+    }
+
     /// Width of queries, keys and values: heads x head size.
     pub fn inner_dim(&self) -> usize {
         self.num_heads * self.d_kv

@@ -170,6 +170,8 @@ pub enum Error {
         expected: String,
         /// The found value.
         got: String,
+        /// Advice for the user.
+        hint: &'static str,
     },
     /// A tensor operation failed: our bug, or the device ran out of memory.
     #[error("tensor operation: {0}")]
@@ -219,9 +221,7 @@ impl Error {
             Error::MissingTensor { .. } | Error::UnexpectedTensor { .. } | Error::TensorMismatch { .. } => {
                 Some("config.json and the weights beside it must describe the same T5ForConditionalGeneration".into())
             }
-            Error::Batch { .. } => {
-                Some("the tokenizer, the vocabulary size in config.json and the data must belong together".into())
-            }
+            Error::Batch { hint, .. } => Some((*hint).into()),
         }
     }
 

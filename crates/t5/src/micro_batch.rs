@@ -88,6 +88,7 @@ impl MicroBatch {
                 what: "micro-batch".into(),
                 expected: "as many targets and sample indices as sources".into(),
                 got: format!("{} sources, {} targets, {} indices", sources.len(), targets.len(), samples.len()),
+                hint: BELONG_TOGETHER,
             });
         }
         let (source_lists, (sources, source_lengths)) = (sources, pad(sources, "source", samples, config, device)?);
@@ -192,7 +193,7 @@ fn labels(head: &Head, lengths: &[usize], targets: &[&[u32]], samples: &[u32]) -
     for ((target, &length), sample) in targets.iter().zip(lengths).zip(samples) {
         let problem = |expected: String, got: String| {
             let what = format!("labels of sample {sample}");
-            Err(Error::Batch { what, expected, got })
+            Err(Error::Batch { what, expected, got, hint: BELONG_TOGETHER })
         };
         let (most, padded) = if let Head::Tokens(_) = head { (length, longest) } else { (1, 1) };
         if target.len() != most {
@@ -226,20 +227,26 @@ pub(crate) fn pad(
     Ok((ids, lists.iter().map(|list| list.len()).collect()))
 }
 
+const BELONG_TOGETHER: &str = "the tokenizer, the vocabulary size in config.json and the data must belong together";
+const CUT: &str = "shorten the text, or have texts cut there: `data.max_source_tokens` and `data.max_target_tokens` of rows, \
+                   `--max-source-tokens` of prompts";
+const WITHOUT_IMAGES: &str = "the vision tower is not read: leave out the token and the texts about images";
+
 /// Returns the length of the longest list. Refuses lists on which the model cannot run.
 fn check(lists: &[&[u32]], what: &str, samples: &[u32], config: &Config) -> Result<usize> {
-    let problem = |i: usize, expected: String, got: String| Error::Batch {
+    let problem = |i: usize, expected: String, got: String, hint| Error::Batch {
         what: format!("{what} of sample {}", samples[i]),
         expected,
         got,
+        hint,
     };
     for (i, list) in lists.iter().enumerate() {
         if list.is_empty() {
-            return Err(problem(i, "at least one token".into(), "none".into()));
+            return Err(problem(i, "at least one token".into(), "none".into(), BELONG_TOGETHER));
         }
         if let Some(&id) = list.iter().find(|&&id| id as usize >= config.vocab_size) {
             let expected = format!("token ids below the model's vocab_size, {}", config.vocab_size);
-            return Err(problem(i, expected, id.to_string()));
+            return Err(problem(i, expected, id.to_string(), BELONG_TOGETHER));
         }
     }
     if let Some(gemma) = &config.gemma {
@@ -247,14 +254,11 @@ fn check(lists: &[&[u32]], what: &str, samples: &[u32], config: &Config) -> Resu
         for (i, list) in lists.iter().enumerate() {
             if list.len() > most {
                 let expected = format!("at most max_position_embeddings ({most}) tokens");
-                return Err(problem(i, expected, list.len().to_string()));
+                return Err(problem(i, expected, list.len().to_string(), CUT));
             }
             if let Some(id) = list.iter().find(|id| gemma.image_tokens.contains(id)) {
-                return Err(problem(
-                    i,
-                    "a text without images".into(),
-                    format!("the token {id}, which stands for one"),
-                ));
+                let got = format!("the token {id}, which stands for one");
+                return Err(problem(i, "a text without images".into(), got, WITHOUT_IMAGES));
             }
         }
     }
@@ -262,6 +266,7 @@ fn check(lists: &[&[u32]], what: &str, samples: &[u32], config: &Config) -> Resu
         what: "micro-batch".into(),
         expected: "at least one sample".into(),
         got: "none".into(),
+        hint: BELONG_TOGETHER,
     })
 }
 

@@ -80,7 +80,7 @@ fn parts(config: &Config, opened: &Opened) -> Value {
             "data.shuffle": config.data.shuffle,
             "data.block_rows": config.data.block_rows,
             "data.window_blocks": config.data.window_blocks,
-            "data.bad_rows": if config.data.skip_bad_rows { "skip" } else { "error" },
+            "data.bad_rows": if config.data.bad_rows == crate::config::BadRows::Error { "error" } else { "skip" },
         },
         "tokenizer": { "data.tokenizer": opened.tokenizer.fingerprint(), FILES: files_of(&opened.tokenizer) },
         "model": { "config.json": opened.model.to_json(), "train.freeze": config.train.freeze,

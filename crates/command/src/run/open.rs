@@ -13,7 +13,7 @@ use run_plan::model::{check_trainable, fitted};
 use t5::peft::AdapterDirectory;
 use trainer::contrastive::Contrastive;
 
-use crate::config::{Config, Origin, paths};
+use crate::config::{self, Config, Origin, paths};
 use crate::data::reading::{self, Reading, RowData};
 use crate::data::tasks;
 use crate::data::unpacked::Unpacked;
@@ -94,6 +94,7 @@ impl Opened {
         init_from.as_deref().map(|directory| t5::Config::from_file(&directory.join("config.json"))).transpose()?;
         let mut tokenizer = Tokenizer::load(&tokenizer_path(config, init_from.as_deref())?)?;
         let mut model = model_config(config, init_from.as_deref(), &tokenizer)?;
+        check_lengths(config, &model)?;
         if let Some(directory) = &init_from {
             model_directory::check_end(directory, &model, &tokenizer)?;
             model_directory::warn_of_ends(directory, &model, &tokenizer);
@@ -368,6 +369,21 @@ pub fn named_config(name: &str) -> Outcome<t5::Config> {
         .hint(format!("presets: {}", names.join(", "))))
 }
 
+/// Refuses a given length for which the model has no positions.
+fn check_lengths(config: &Config, model: &t5::Config) -> Outcome<()> {
+    let Some(most) = model.most_positions() else { return Ok(()) };
+    let (source, target) = (config.data.max_source_tokens, config.data.max_target_tokens);
+    for (key, got, most) in [("data.max_source_tokens", source, most.0), ("data.max_target_tokens", target, most.1)] {
+        if got > most && config.values.is_given(key) {
+            return Err(Failure::usage(format!(
+                "`{key}`: expected at most {most}, `max_position_embeddings` of the model, got {got}"
+            ))
+            .hint(format!("`--set {key}={most}` cuts longer texts there")));
+        }
+    }
+    Ok(())
+}
+
 /// The options of the training batches.
 pub fn loader_options(config: &Config, opened: &Opened) -> LoaderOptions {
     let model = &opened.model;
@@ -395,7 +411,12 @@ pub fn loader_options(config: &Config, opened: &Opened) -> LoaderOptions {
             .unwrap_or(model.prefix())
             .to_owned(),
         truncation_side: opened.reading.truncation_side,
-        bad_rows: if config.data.skip_bad_rows { BadRows::Skip } else { BadRows::Error },
+        image_ids: model.image_tokens().to_vec(),
+        bad_rows: match config.data.bad_rows {
+            config::BadRows::Usual => BadRows::Usual,
+            config::BadRows::Error => BadRows::Error,
+            config::BadRows::Skip => BadRows::Skip,
+        },
         keep_texts: false,
         keep_prompts: false,
         share: BatchShare::default(),

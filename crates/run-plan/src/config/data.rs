@@ -24,7 +24,7 @@ pub struct Data {
     pub encoding: Option<String>,
     /// Whether quotes enclose fields of CSV and TSV; `None`: only of CSV.
     pub has_quotes: Option<bool>,
-    /// Treatment of unusable rows in text files.
+    /// Treatment of unusable rows.
     pub bad_rows: BadRows,
     /// The prefix of every prompt; `None`: the model's own.
     pub source_prefix: Option<String>,
@@ -50,8 +50,6 @@ pub struct Data {
     pub block_rows: u64,
     /// Blocks shuffled among each other.
     pub window_blocks: u64,
-    /// Skip and count bad rows, or stop.
-    pub skip_bad_rows: bool,
 }
 
 impl Data {
@@ -248,7 +246,6 @@ impl Data {
             shuffle: values.switch("data.shuffle"),
             block_rows: required(values, "data.block_rows"),
             window_blocks: required(values, "data.window_blocks"),
-            skip_bad_rows: values.text("data.bad_rows").as_deref() != Some("error"),
         }
     }
 }

@@ -184,7 +184,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("data.shuffle", Switch, &[], "true", "shuffle rows; false: file order, step i has rows [i*batch_size, (i+1)*batch_size)"),
     key("data.block_rows", Integer(1, 1 << 31), &[], "4096", "neighbouring rows that the shuffle moves together"),
     key("data.window_blocks", Integer(1, 1 << 31), &[], "16", "blocks whose rows are mixed with each other"),
-    key("data.bad_rows", OneOf(&["error", "skip"]), AUTO, "\"auto\"", "rows that cannot be used: stop with an error, or skip and count them; auto: malformed lines stop, null and empty ones are skipped"),
+    key("data.bad_rows", OneOf(&["error", "skip"]), AUTO, "\"auto\"", "rows that cannot be used: stop with an error, or skip and count them; auto: malformed lines and images stop, null and empty ones are skipped"),
 
     key("train.batch_size", Integer(1, 1 << 20), AUTO, "\"auto\"", "samples per optimizer step; auto: batch_size_per_device x gradient_accumulation_steps, or 32"),
     key("train.batch_size_per_device", Integer(1, 1 << 20), AUTO, "\"auto\"", "with gradient_accumulation_steps, an alternative to batch_size"),

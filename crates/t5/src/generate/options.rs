@@ -137,7 +137,8 @@ impl GenerateOptions {
     /// [`Error::Batch`], naming the first invalid option.
     pub fn check(&self, vocab_size: usize) -> Result<()> {
         let fault = |what: &str, expected: &str, got: String| {
-            Err(Error::Batch { what: what.to_owned(), expected: expected.to_owned(), got })
+            let hint = "`train_low_mem generate --help` lists the settings of answers";
+            Err(Error::Batch { what: what.to_owned(), expected: expected.to_owned(), got, hint })
         };
         let Processors { repetition_penalty, .. } = self.processors;
         if !(repetition_penalty.is_finite() && repetition_penalty > 0.0) {
