@@ -70,6 +70,32 @@ fn virtual_shards_give_the_same_file_for_one_two_and_four_processes_and_after_a_
 }
 
 #[test]
+fn a_model_of_gemmas_blocks_is_the_same_file_for_any_number_of_processes_and_sends_what_the_plan_said() {
+    let scene = Scene::new();
+    let settings = [
+        "model.config=tiny-gemma",
+        "optimizer.name=adamw",
+        "optimizer.learning_rate=1e-3",
+        "parallel.virtual_shards=4",
+        "train.max_steps=3",
+    ];
+    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+    let arguments = |more: &[&str]| short(&[&settings[..], more].concat());
+    scene.run(&arguments(&["--output", "one"])).expect_code(0);
+    let expected = scene.read("one/model/model.safetensors");
+    for (processes, shard) in [(2, "none"), (4, "optimizer"), (2, "gradients"), (2, "weights"), (4, "weights")] {
+        let (run, sharding) = (format!("{processes}-{shard}"), format!("parallel.shard={shard}"));
+        together(&scene, processes, &arguments(&["--set", &sharding, "--output", &run])).expect_code(0);
+        assert!(scene.read(&format!("{run}/model/model.safetensors")) == expected, "{run}");
+        let last = &scene.events(&run, "step")[2];
+        let [peak, predicted] =
+            ["peak_rss_bytes", "predicted_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
+        assert!(peak <= predicted + (4 << 20), "{run}: {peak} of {predicted} bytes");
+        assert_sent_is_planned(&scene, &run);
+    }
+}
+
+#[test]
 fn layer_by_layer_every_stage_of_sharding_has_the_bits_of_none() {
     let scene = Scene::new();
     let settings = ["memory.accumulation=layer-major", "model.overrides={feed_forward_proj=\"gated-gelu\"}"];
@@ -181,11 +207,18 @@ fn the_bytes_that_a_process_sends_are_those_that_the_plan_said() {
         let set: Vec<&str> = set.iter().flat_map(|setting| ["--set", setting]).collect();
         let output = number.to_string();
         together(&scene, 2, &short(&[&set[..], &["--output", &output]].concat())).expect_code(0);
-        let planned = scene.events(&output, "plan")[0]["step_sent_bytes"].as_f64().expect("bytes");
-        let sent: Vec<f64> =
-            scene.events(&output, "step").iter().map(|line| line["sent_bytes"].as_f64().expect("bytes")).collect();
-        // The count is that of the first process. The plan is that of the process that sends most.
-        let counted = sent[1] - sent[0];
-        assert!((planned / counted - 1.0).abs() < 0.001, "{shard} {more:?}: {planned} planned, {counted} sent");
+        assert_sent_is_planned(&scene, &output);
     }
+}
+
+/// Compares the bytes that a step of a run sent with those of its plan.
+#[track_caller]
+fn assert_sent_is_planned(scene: &Scene, run: &str) {
+    let plan = &scene.events(run, "plan")[0];
+    let planned = plan["step_sent_bytes"].as_f64().expect("bytes");
+    let sent: Vec<f64> =
+        scene.events(run, "step").iter().map(|line| line["sent_bytes"].as_f64().expect("bytes")).collect();
+    // The count is that of the first process. The plan is that of the process that sends most.
+    let counted = sent[1] - sent[0];
+    assert!((planned / counted - 1.0).abs() < 0.001, "{run}: {planned} planned, {counted} sent: {plan}");
 }

@@ -50,13 +50,23 @@ fn bits(model: &t5::T5) -> Vec<Vec<u32>> {
 /// Steps of `samples` samples by so many processes with so many shards. Returns the result of each process.
 fn run(
     options: &TrainerOptions,
+    of: (usize, Option<usize>),
+    sharding: Sharding,
+    steps: (&StepPlan, usize),
+) -> Vec<Ended> {
+    run_from(&|| support::new(options.clone()), of, sharding, steps)
+}
+
+/// [`run`] with these trainers.
+fn run_from(
+    fresh: &(dyn Fn() -> Trainer + Sync),
     (processes, shards): (usize, Option<usize>),
     sharding: Sharding,
     (plan, samples): (&StepPlan, usize),
 ) -> Vec<Ended> {
     threads::run(processes, |group| {
         let rank = group.rank();
-        let mut trainer = support::new(options.clone());
+        let mut trainer = fresh();
         let parallel = Parallel::new(group, shards).unwrap();
         let shards: Shards = parallel.shards();
         trainer.join(parallel, sharding).unwrap();
@@ -72,7 +82,7 @@ fn run(
         }
         let directory = tempfile::tempdir().unwrap();
         trainer.model().save(directory.path()).unwrap();
-        let whole = t5::T5::load(directory.path(), options.parameter_dtype(), &support::device()).unwrap();
+        let whole = t5::T5::load(directory.path(), trainer.options().parameter_dtype(), &support::device()).unwrap();
         Ended { stats, parameters: bits(&whole) }
     })
 }
@@ -84,7 +94,7 @@ fn make_step(
     step: u32,
     (plan, samples): (&StepPlan, usize),
 ) -> StepStats {
-    let (sources, targets) = support::batch(step, samples as u32);
+    let (sources, targets) = batch(trainer, step, samples);
     let of_shards: Vec<_> = shards.owned_by(rank).map(|shard| shards.positions(shard, samples)).collect();
     let mine = of_shards[0].start..of_shards[of_shards.len() - 1].end;
     let batch = Batch { sources: &sources[mine.clone()], targets: &targets[mine] };
@@ -95,10 +105,23 @@ fn make_step(
     }
 }
 
+/// [`support::batch`] in the last words of the model's vocabulary: the first ones may be special.
+fn batch(trainer: &Trainer, step: u32, samples: usize) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
+    let later = (trainer.model().config().vocab_size - support::config().vocab_size) as u32;
+    let (mut sources, mut targets) = support::batch(step, samples as u32);
+    sources.iter_mut().chain(&mut targets).flatten().filter(|id| **id > 1).for_each(|id| *id += later);
+    (sources, targets)
+}
+
 fn alone(options: &TrainerOptions, plan: &StepPlan, samples: usize) -> Ended {
-    let mut trainer = support::new(options.clone());
+    alone_from(&|| support::new(options.clone()), plan, samples)
+}
+
+/// [`alone`] with this trainer.
+fn alone_from(fresh: &dyn Fn() -> Trainer, plan: &StepPlan, samples: usize) -> Ended {
+    let mut trainer = fresh();
     let stats = (0..STEPS / every(3) as u32).map(|step| {
-        let (sources, targets) = support::batch(step, samples as u32);
+        let (sources, targets) = batch(&trainer, step, samples);
         match trainer.step(&Batch { sources: &sources, targets: &targets }, plan, &|| false).unwrap() {
             StepOutcome::Done(stats) => stats,
             other => panic!("{other:?}"),
@@ -174,6 +197,47 @@ fn with_as_many_shards_any_number_of_processes_has_the_same_bits() {
         let six = run(&options, (1, Some(6)), Sharding::None, (&plan, 7)).swap_remove(0);
         for processes in [2, 3, 6] {
             assert_eq!(run(&options, (processes, Some(6)), Sharding::None, (&plan, 7))[1], six);
+        }
+    }
+}
+
+#[test]
+fn models_of_gemmas_blocks_have_the_same_bits_for_any_number_of_processes() {
+    // Cards refuse these models.
+    if !support::device().is_cpu() {
+        return;
+    }
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../t5/tests/goldens/gemma");
+    for (name, layer_major) in [
+        ("t5gemma", None),
+        ("t5gemma", Some(OVERLAPS)),
+        ("t5gemma_unbalanced", Some(LayerMajor { kept_gradient_blocks: 1, ..OVERLAPS })),
+        ("t5gemma2", None),
+        ("t5gemma2", Some(LayerMajor { kept_gradient_blocks: 1, ..OVERLAPS })),
+        // Stored in bf16 and trained in f32.
+        ("t5gemma2_shards", Some(OVERLAPS)),
+    ] {
+        let what = format!("{name}, {layer_major:?}");
+        let options = adamw();
+        let fresh = || {
+            let model = t5::T5::load(&goldens.join(name), options.parameter_dtype(), &support::device()).unwrap();
+            Trainer::new(model, options.clone()).unwrap()
+        };
+        let at_once = plan(2, layer_major.map(|layers| LayerMajor { overlaps: false, ..layers }));
+        let one = run_from(&fresh, (1, Some(4)), Sharding::None, (&at_once, 9)).swap_remove(0);
+        assert_close(&one, &alone_from(&fresh, &at_once, 9), 1e-5);
+        let plan = plan(2, layer_major);
+        for (processes, sharding) in
+            [(2, Sharding::None), (4, Sharding::None), (2, Sharding::Optimizer), (4, Sharding::Gradients)]
+        {
+            for ended in run_from(&fresh, (processes, Some(4)), sharding, (&plan, 9)) {
+                assert_eq!(ended, one, "{processes} processes, {sharding:?}, {what}");
+            }
+        }
+        for processes in [2, 4] {
+            let shared = run_from(&fresh, (processes, Some(4)), Sharding::Weights, (&plan, 9));
+            assert_eq!(shared[0], one, "{processes} processes, {what}");
+            assert!(shared.iter().all(|ended| ended.stats == one.stats), "{processes} processes, {what}");
         }
     }
 }
