@@ -193,7 +193,7 @@ impl Config {
     pub fn from_file(path: &Path) -> Result<Self> {
         let raw = read_object(path, LARGEST_CONFIG_BYTES)?;
         let beside = path.with_file_name("generation_config.json");
-        let generation = if beside.is_file() { Some(read_object(&beside, LARGEST_CONFIG_BYTES)?) } else { None };
+        let generation = if beside.exists() { Some(read_object(&beside, LARGEST_CONFIG_BYTES)?) } else { None };
         Self::from_objects(raw, generation, path.display().to_string())
     }
 

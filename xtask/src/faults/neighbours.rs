@@ -41,6 +41,9 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     if let Some(command) = commands(&lab.program)?.iter().find(|command| !is_tried(command)) {
         return Err(format!("no attack of another user on `{command}`: add a row in faults/neighbours/attacks.rs"));
     }
+    if let Some(flag) = untried_path(&lab.program, &attacks)? {
+        return Err(format!("no attack of another user on `{flag}`: add a row in faults/neighbours/attacks.rs"));
+    }
     let is_root = fs::metadata("/proc/self").is_ok_and(|of| std::os::unix::fs::MetadataExt::uid(&of) == 0);
     if !is_root {
         table.skip("another user", "only root can be another user, too");
@@ -54,6 +57,37 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
         })?;
     }
     Ok(())
+}
+
+/// A flag of a command that names a path, and that no attack gives a path of another user.
+fn untried_path(program: &Path, attacks: &[(&str, Vec<Attack>)]) -> Result<Option<String>, String> {
+    let is_tried = |command: &str, flag: &str| {
+        attacks.iter().flat_map(|(_, rows)| rows).any(|attack| {
+            let words: Vec<&str> = attack.command.split(' ').collect();
+            let gives = |two: &[&str]| (two[0], two[1].contains("SHARED")) == (flag, true);
+            attack.subcommand() == command && words.windows(2).any(gives)
+        })
+    };
+    for command in commands(program)? {
+        let help = Command::new(program).args([&command, "--help"]).output().map_err(|error| error.to_string())?;
+        let flags = path_flags(&String::from_utf8_lossy(&help.stdout));
+        if let Some(flag) = flags.iter().find(|flag| !is_tried(&command, flag)) {
+            return Ok(Some(format!("{command} {flag}")));
+        }
+    }
+    Ok(None)
+}
+
+/// The flags in a help text whose value is a path.
+fn path_flags(help: &str) -> Vec<String> {
+    let flag = |line: &str| {
+        let (flag, value) = line.trim_start().split_once("--")?.1.split_once(' ')?;
+        let is_path = ["FILE", "DIR", "MODEL", "PATH"]
+            .iter()
+            .any(|name| value.split('>').next().is_some_and(|value| value.contains(name)));
+        (line.trim_start().starts_with('-') && value.starts_with('<') && is_path).then(|| format!("--{flag}"))
+    };
+    help.lines().filter_map(flag).collect()
 }
 
 /// The commands that the program's help lists.
@@ -133,6 +167,9 @@ fn attacked(lab: &Lab, runs: &Runs, attack: &Attack, directory: &Path) -> Outcom
     }
     write_victim(&victim, runs)?;
     let rows = write_rows(directory)?;
+    let preferences = directory.join("preferences.jsonl");
+    fs::write(&preferences, "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n".repeat(8))
+        .map_err(named)?;
     let list = directory.join("list.toml");
     fs::write(&list, format!("[[run]]\noutput = \"{}/run\"\nflags = [\"--max-steps\", \"1\"]\n", shared.display()))
         .map_err(named)?;
@@ -142,6 +179,7 @@ fn attacked(lab: &Lab, runs: &Runs, attack: &Attack, directory: &Path) -> Outcom
         ("MODEL", &runs.model),
         ("ADAPTER", &runs.adapter),
         ("ROWS", &rows),
+        ("PREFERENCES", &preferences),
         ("LIST", &list),
         ("TOKENIZER", &lab.tokenizer()),
     ];
@@ -237,4 +275,15 @@ fn files(directory: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>, String> {
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_of_paths_are_found_in_a_help_text() {
+        let help = "  -o, --output <DIR>\n      A directory --input <FILE>\n      --model <DIR|ID>   Its name\n      --seed <N>\n      --json\n";
+        assert_eq!(path_flags(help), ["--output", "--model"]);
+    }
 }

@@ -90,7 +90,8 @@ fn named(typed: &[String]) -> Outcome<Vec<String>> {
     let mut tokens = Vec::new();
     for typed in typed {
         let path = paths::from_text(typed);
-        if !path.is_file() {
+        // A pipe is no token: it is refused as what it is.
+        if !path.exists() || path.is_dir() {
             tokens.push(unescaped(typed));
             continue;
         }

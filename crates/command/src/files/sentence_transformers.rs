@@ -229,7 +229,7 @@ fn text<'a>(module: &'a Value, key: &str) -> &'a str {
 
 /// A file of JSON; `None`: it is not there.
 fn read(path: &Path) -> Outcome<Option<Value>> {
-    if !path.is_file() {
+    if !path.exists() {
         return Ok(None);
     }
     let bytes = regular_file::read(path, LARGEST_BYTES).map_err(|error| Failure::io("read it", path, &error))?;

@@ -112,7 +112,7 @@ impl Tokenizer {
 
     fn take_companions(&mut self, directory: &Path) {
         self.companions =
-            COMPANION_FILES.map(|name| directory.join(name)).into_iter().filter(|path| path.is_file()).collect();
+            COMPANION_FILES.map(|name| directory.join(name)).into_iter().filter(|path| path.exists()).collect();
     }
 }
 

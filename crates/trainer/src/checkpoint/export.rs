@@ -128,7 +128,7 @@ fn export_from<R>(source: &Path, target: &Path, write: impl FnOnce(&SaveTarget) 
         let written = write(&place)?;
         for name in [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE].into_iter().chain(COMPANION_FILES) {
             let path = source.join(name);
-            if path.is_file() {
+            if path.exists() {
                 save::copy(&path, &place, name)?;
             }
         }

@@ -105,7 +105,25 @@ pub fn all() -> Vec<(&'static str, Vec<Attack>)> {
         ("a run that goes on", resumed()),
         ("files that are read", read()),
         ("files", written()),
+        ("every other path", named()),
+        ("pipes in the place of links", pipes()),
     ]
+}
+
+/// The attacks with a link on a file that is read, with a pipe in its place: nothing waits for a writer.
+fn pipes() -> Vec<Attack> {
+    let with_pipe = |attack: Attack| {
+        let (ahead, link) = attack.before.rsplit_once("ln -s VICTIM/")?;
+        let name = link.split_once(' ').filter(|(_, name)| !name.contains(' '))?.1;
+        let before = format!("{ahead}mkfifo {name}");
+        Some(Attack { before, ..attack }.refused("error: "))
+    };
+    read()
+        .into_iter()
+        .chain(named())
+        .filter(|attack| matches!(attack.expected, Expected::Refused(_)))
+        .filter_map(with_pipe)
+        .collect()
 }
 
 fn exchange(a: &str, b: &str) -> String {
@@ -392,6 +410,88 @@ fn written() -> Vec<Attack> {
         let into = command.replace("SHARED", "SHARED/way");
         let attack = Attack::new(format!("{word}: the directory of {name} is exchanged"), "mkdir -m 777 way", into);
         attacks.push(attack.in_their_directory().meanwhile(exchange("way", "y")));
+    }
+    attacks
+}
+
+/// What other flags and keys name: configs, rows, models, adapters, tokenizers, directories for weights, and files that are written.
+fn named() -> Vec<Attack> {
+    let link = "is a symbolic link of user 65534";
+    let model = "cp -r MODEL/model m; rm m/model.safetensors; ln -s VICTIM/copy/model.safetensors m/model.safetensors";
+    let adapter = "cp -r ADAPTER/adapter m; rm m/adapter_model.safetensors; ln -s VICTIM/copy/adapter_model.safetensors m/adapter_model.safetensors";
+    let (rows, tokenizer, way) =
+        ("ln -s VICTIM/rows.jsonl rows.jsonl", "ln -s VICTIM/copy/tokenizer.json t.json", "ln -s VICTIM way");
+    let answers = "--model MODEL --input ROWS --prompt-column prompt --max-new-tokens 2";
+    let preferences = "--max-steps 1 --output SHARED/run --set data.train=PREFERENCES --model MODEL";
+    let mut attacks = Vec::new();
+    for start in ["", "plan "] {
+        let few = format!(
+            "{start}--max-steps 1 --output SHARED/run --set data.train=ROWS --set train.eval_samples=0 --model MODEL"
+        );
+        let new = few.replace("--model MODEL", "--preset tiny --tokenizer SHARED/t.json");
+        for (before, command) in [
+            (rows, format!("{few} --validation SHARED/rows.jsonl")),
+            (rows, few.replace("--set data.train=ROWS", "--data SHARED/rows.jsonl")),
+            (rows, format!("{few} --config SHARED/rows.jsonl")),
+            (tokenizer, new),
+            (adapter, format!("{few} --lora --set lora.init_from=SHARED/m")),
+            (model, format!("{start}{preferences} --set preference.loss=dpo --set preference.reference=SHARED/m")),
+            (model, format!("{few} --set distill.teacher=SHARED/m")),
+        ] {
+            attacks.push(Attack::new(command.clone(), before, command).refused(link));
+        }
+        // A plan looks at the sizes of weights alone.
+        let attack = Attack::new(format!("{start}a model"), model, few.replace("MODEL", "SHARED/m"));
+        attacks.push(if start.is_empty() { attack.refused(link) } else { attack });
+    }
+    for (before, command) in [
+        (rows, format!("{EVAL} --config SHARED/rows.jsonl")),
+        (adapter, format!("{EVAL} --adapter SHARED/m")),
+        (adapter, format!("generate {answers} --adapter SHARED/m")),
+        (adapter, format!("{EMBED} --adapter SHARED/m")),
+        (adapter, format!("{SCORE} --adapter SHARED/m")),
+        (adapter, "chat MODEL --adapter a=SHARED/m".to_owned()),
+        (adapter, "serve MODEL --listen 127.0.0.1:0 --adapter a=SHARED/m".to_owned()),
+        (adapter, "export --model MODEL --adapter SHARED/m --format gguf --output SHARED/x.gguf".to_owned()),
+        (model, "merge --adapter ADAPTER --model SHARED/m --output SHARED/x".to_owned()),
+        (model, "chat --model SHARED/m".to_owned()),
+        (model, "serve --model SHARED/m --listen 127.0.0.1:0".to_owned()),
+        (tokenizer, "inspect ROWS --tokenizer SHARED/t.json".to_owned()),
+        (tokenizer, "convert ROWS --output SHARED/x.parquet --tokenizer SHARED/t.json".to_owned()),
+        (way, "plan --set data.train=ROWS --model MODEL --html SHARED/way/x.html".to_owned()),
+        (way, format!("generate {answers} --output SHARED/way/x.jsonl")),
+    ] {
+        attacks.push(Attack::new(command.clone(), before, command).refused(link));
+    }
+    // The files have no names, so a link leads to no harm.
+    let offload = "--offload-dir SHARED/way";
+    let bench = BENCH.replace("--offload SHARED", "");
+    for command in [
+        format!("{EVAL} {offload}"),
+        format!("generate {answers} {offload}"),
+        format!("{EMBED} {offload}"),
+        format!("{SCORE} {offload}"),
+        format!("chat MODEL {offload}"),
+        format!("serve MODEL --listen 127.0.0.1:99999 {offload}"),
+        format!("{bench} --offload-gradients SHARED/way"),
+        format!("{bench} --offload-weights SHARED/way"),
+        format!("{bench} --offload-optimizer SHARED/way"),
+    ] {
+        attacks.push(Attack::new(command.clone(), way, command));
+    }
+    for (command, name) in [
+        ("plan --set data.train=ROWS --model MODEL --html SHARED/x.html".to_owned(), "x.html"),
+        (format!("generate {answers} --output SHARED/x.jsonl"), "x.jsonl"),
+        ("chat MODEL --history SHARED/h".to_owned(), "h"),
+        ("proof --steps 2 --output SHARED/new --program SHARED/p".to_owned(), "p"),
+    ] {
+        for (kind, plant) in [("link", "ln -s VICTIM/precious"), ("pipe", "mkfifo"), ("file", "touch")] {
+            attacks.push(Attack::new(
+                format!("a {kind}: {command}"),
+                format!("{plant} {name} || true"),
+                command.clone(),
+            ));
+        }
     }
     attacks
 }
