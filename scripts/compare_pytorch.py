@@ -4,6 +4,7 @@
     python scripts/compare_pytorch.py --binary target/release/train_low_mem --model t5-small \
         --batch 8 --source-tokens 256 --target-tokens 256 --rounds 3 --steps 3 [--modes f32 bf16-autocast ...]
     python scripts/compare_pytorch.py --model tiny --batch 4 ...        # PyTorch alone
+    python scripts/compare_pytorch.py --binary target/release/train_low_mem --model t5gemma-2-270m --batch 4
 
 A step is forward, backward, clipping to norm 1 and transformers' Adafactor over full-length random samples with
 dropout 0.1; train_low_mem runs `bench`, which does the same. With --lora RANK both train a LoRA adapter on every linear
@@ -33,6 +34,14 @@ PRESETS = {
     "chatlm-0.2b": {"d_model": 768, "d_ff": 3072, "d_kv": 64, "num_heads": 12, "num_layers": 10, "vocab_size": 29298},
 }
 
+# T5Gemma 2, text only, as the presets of train_low_mem: width, inner width, heads, heads of keys, head size, layers of each stack, window,
+# vocabulary.
+GEMMAS = {
+    "tiny-gemma": (128, 512, 4, 1, 32, 3, 64, 4096),
+    "t5gemma-2-270m": (640, 2048, 4, 1, 256, 18, 512, 262_144),
+    "t5gemma-2-1b": (1152, 6912, 4, 1, 256, 26, 512, 262_144),
+}
+
 # mode -> (weights, autocast, compile, gradient checkpointing)
 PYTORCH_MODES = {
     "f32": ("float32", False, False, False),
@@ -50,7 +59,7 @@ DEFAULT_MODES = ["f32", "bf16-autocast", "bf16-pure"]
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=pathlib.Path, help="train_low_mem; without it PyTorch is measured alone")
-    parser.add_argument("--model", default="t5-small", help=f"a config.json or one of: {', '.join(PRESETS)}")
+    parser.add_argument("--model", default="t5-small", help=f"a config.json or one of: {', '.join([*PRESETS, *GEMMAS])}")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--source-tokens", type=int, default=256)
     parser.add_argument("--target-tokens", type=int, default=256)
@@ -80,17 +89,38 @@ def model_config(name):
     return json.loads(pathlib.Path(name).read_text())
 
 
+def make_model(name):
+    """The model in f32, with random weights, and the number of its entries that are words."""
+    from transformers import SiglipVisionConfig, T5Config, T5ForConditionalGeneration, T5Gemma2Config, T5Gemma2ForConditionalGeneration
+
+    if name not in GEMMAS:
+        config = T5Config(**model_config(name) | {"dropout_rate": 0.1})
+        return T5ForConditionalGeneration(config), config.vocab_size
+    width, inner, heads, key_heads, head_size, layers, window, entries = GEMMAS[name]
+    stack = {
+        "vocab_size": entries, "hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": key_heads, "head_dim": head_size,
+        "query_pre_attn_scalar": head_size, "sliding_window": window, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2,
+        "layer_types": [f"{'sliding' if layer % 6 else 'full'}_attention" for layer in range(1, layers + 1)],
+    }  # fmt: skip
+    # transformers builds a vision tower in any case: the smallest. Texts do not use it, so it is never trained.
+    tower = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 8, "patch_size": 4}
+    images = {"image_token_index": entries - 1, "eoi_token_index": entries - 2}
+    encoder = {"text_config": stack, "vision_config": SiglipVisionConfig(**tower).to_dict(), "mm_tokens_per_image": 4} | images
+    config = T5Gemma2Config(encoder=encoder, decoder=stack, image_token_index=entries - 1, dropout_rate=0.1)
+    return T5Gemma2ForConditionalGeneration._from_config(config, attn_implementation="sdpa"), entries - 2
+
+
 def work(options):
     """One PyTorch run: prints its step times and peaks as JSON. This is the whole life of a child process."""
     import torch
-    from transformers import T5Config, T5ForConditionalGeneration
     from transformers.optimization import Adafactor
 
     base = measured_machine.rss_bytes()
     weights, autocast, compiled, checkpointing = PYTORCH_MODES[options.worker]
     torch.manual_seed(0)
-    config = T5Config(**model_config(options.model) | {"dropout_rate": 0.1})
-    model = T5ForConditionalGeneration(config).to(device=options.device, dtype=getattr(torch, weights)).train()
+    model, words = make_model(options.model)
+    model = model.to(device=options.device, dtype=getattr(torch, weights)).train()
     if checkpointing:
         model.gradient_checkpointing_enable()
     if options.lora:
@@ -104,7 +134,7 @@ def work(options):
         optimizer = Adafactor(model.parameters(), lr=1e-3, relative_step=False, scale_parameter=False)
 
     def random_ids(tokens):
-        return torch.randint(3, config.vocab_size, (options.batch, tokens), device=options.device)
+        return torch.randint(3, words, (options.batch, tokens), device=options.device)
 
     inputs = {"input_ids": random_ids(options.source_tokens), "labels": random_ids(options.target_tokens)}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
