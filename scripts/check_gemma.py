@@ -36,6 +36,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(gemma.CASES)}; default: all")
     parser.add_argument("--binary", required=True, type=pathlib.Path)
+    parser.add_argument("--ctranslate2", action="store_true", help="also print how far CTranslate2's conversion is from transformers; needs ctranslate2")
     parser.add_argument("--keep", type=pathlib.Path, help="make everything here and leave it")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -46,6 +47,8 @@ def main():
         root = options.keep or pathlib.Path(scratch)
         root.mkdir(parents=True, exist_ok=True)
         failed = [name for name in options.names or gemma.CASES if not check(name, root, options.binary.resolve())]
+        for name in (options.names or gemma.CASES) if options.ctranslate2 else ():
+            print(f"{name}: log-probabilities of first tokens by CTranslate2 differ by {by_ctranslate2(root / name):.1e} at most")
     print(f"{len(failed)} failed {failed}")
     sys.exit(1 if failed else 0)
 
@@ -230,6 +233,27 @@ def saved(before, after):
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         if info[kind]:
             yield f"{kind}: {list(info[kind])[:4]}"
+
+
+def by_ctranslate2(folder):
+    """The largest difference between the log-probability of a first token and transformers', after CTranslate2's own conversion."""
+    import ctranslate2
+
+    # Gemma's class would add an entry to the tokenizer.
+    names = {"eos_token": "<eos>", "pad_token": "<pad>", "bos_token": "<bos>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | names))
+    ctranslate2.converters.TransformersConverter(str(folder)).convert(folder / "ctranslate2", force=True)
+    translator = ctranslate2.Translator(str(folder / "ctranslate2"), device="cpu", compute_type="float32")
+    tokenizer, model, far = make_tokenizer(), gemma.load(folder), []
+    settings = {"beam_size": 1, "max_decoding_length": 1, "min_decoding_length": 0, "length_penalty": 0, "return_scores": True}
+    for prompt in PROMPTS:
+        source = [*tokenizer.encode(prompt).ids, 1]
+        said = translator.translate_batch([[tokenizer.id_to_token(id) for id in source]], **settings)[0]
+        token = tokenizer.token_to_id(said.hypotheses[0][0]) if said.hypotheses[0] else 1
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[2]]), use_cache=False).logits[0, -1]
+        far.append(abs(said.scores[0] - logits.log_softmax(-1)[token].item()))
+    return max(far)
 
 
 def answered(binary, folder, tokenizer):

@@ -361,12 +361,18 @@ fn what_is_not_there_yet_is_refused_by_its_name() {
     check(&export("gguf"), &["GGUF cannot hold this model: `model_type` is t5gemma2", "--format ctranslate2"]);
     check(
         &export("ctranslate2"),
-        &["does not write a t5gemma2 for CTranslate2", "ct2-transformers-converter --model model"],
+        &[
+            "does not write a t5gemma2",
+            "ct2-transformers-converter --model model",
+            "other probabilities",
+            "serve --model model",
+        ],
     );
     assert!(!scene.path("out").exists());
     let config: Value = serde_json::from_slice(&scene.read("model/config.json")).expect("JSON");
     for (path, value, words) in [
-        ("/model_type", json!("t5gemma3"), "t5gemma3"),
+        ("/model_type", json!("t5gemma3"), "the model is `t5gemma3`, expected one of the T5 family"),
+        ("/model_type", json!("t5gemma2_encoder"), "save the whole model from transformers"),
         ("/decoder/num_attention_heads", json!(8), "model.decoder.layers.0.self_attn.q_proj.weight"),
         ("/decoder/num_key_value_heads", json!(3), "a divisor of num_attention_heads"),
         (

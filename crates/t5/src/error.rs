@@ -207,6 +207,9 @@ impl Error {
                 Some("an encoder has vectors: `train_low_mem embed --model DIR --input FILE --output vectors.npy`".to_owned())
             }
             Error::Config { key, .. } => Some(format!("set `{key}` in the model's config.json")),
+            Error::Family { got, .. } if got.starts_with("t5gemma2_") || got == "t5_gemma_module" => Some(
+                "this is a part of a T5Gemma: save the whole model from transformers; `train_low_mem embed` reads its encoder alone".into(),
+            ),
             Error::Family { .. } => Some(
                 "T5, T5 v1.1, flan-T5, mT5, mT0, UMT5, ByT5, CodeT5, MADLAD-400, UL2, T5Gemma and T5Gemma 2 are read; docs/models.md lists \
                  them"

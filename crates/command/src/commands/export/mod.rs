@@ -81,23 +81,27 @@ pub fn export(flags: &ExportArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// Refuses a T5Gemma. llama.cpp knows none; CTranslate2's own converter reads the directories that this program writes.
+/// Refuses a T5Gemma. llama.cpp knows none. CTranslate2's own converter reads the directories that this program writes, but what it makes of
+/// them has other probabilities than transformers has: `scripts/check_gemma.py --ctranslate2`.
 fn refuse_gemma(flags: &ExportArgs, config: &t5::Config, directory: &Path) -> Outcome<()> {
     if !config.family.is_gemma() {
         return Ok(());
     }
     let (family, model) = (config.family.model_type(), quoted(directory));
-    let (problem, hint) = match flags.format {
-        Format::Gguf => (
-            format!("GGUF cannot hold this model: `model_type` is {family}, expected t5, mt5 or umt5: llama.cpp has no T5Gemma"),
-            "`train_low_mem serve` answers as OpenAI's interface does; CTranslate2 runs the model: see `--format ctranslate2`".to_owned(),
-        ),
-        Format::Ctranslate2 => (
-            format!("this command does not write a {family} for CTranslate2"),
-            format!("CTranslate2's own converter does: `ct2-transformers-converter --model {model} --output_dir {}`", quoted(&flags.output)),
-        ),
-    };
-    Err(Failure::unusable(problem).hint(hint))
+    let serves = format!("`train_low_mem serve --model {model}` answers as OpenAI's interface does");
+    Err(match flags.format {
+        Format::Gguf => Failure::unusable(format!(
+            "GGUF cannot hold this model: `model_type` is {family}, expected t5, mt5 or umt5: llama.cpp has no T5Gemma"
+        ))
+        .hint(format!("{serves}; about CTranslate2 see `--format ctranslate2`")),
+        Format::Ctranslate2 => {
+            let convert = format!("ct2-transformers-converter --model {model} --output_dir {}", quoted(&flags.output));
+            Failure::unusable(format!("this command does not write a {family} for CTranslate2")).hint(serves).hint(format!(
+                "CTranslate2 has a converter of its own: `{convert}`; with 4.8.5 the result had other probabilities than transformers 5.24, so \
+                 compare answers before use"
+            ))
+        }
+    })
 }
 
 /// A model in a format.
