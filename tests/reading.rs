@@ -318,6 +318,33 @@ fn a_directory_of_splits_trains_on_train_validates_on_validation_and_leaves_test
 }
 
 #[test]
+fn files_that_are_read_in_different_ways_are_all_named() {
+    let scene = Scene::new();
+    scene.write("rows/a.csv", "text,label\nit was bad,no\n");
+    scene.write("rows/b.csv", "text,label\nit was good,yes\n");
+    // The content is what counts.
+    scene.write("rows/c.csv", "{\"prompt\": \"a\", \"response\": \"b\"}\n");
+    scene.write("rows/d.tsv", "prompt;response\na;b,c\n");
+    let ran = train(&scene, "rows", &[]).expect_code(0);
+    let words = "2 files from rows/a.csv: CSV, prompt from `text`, response from `label`; rows/c.csv: JSONL, prompt from `prompt`, \
+                 response from `response`; rows/d.tsv: CSV between `;`, prompt from `prompt`";
+    assert!(ran.out.contains(words), "{}", ran.out);
+}
+
+#[test]
+fn validation_rows_whose_labels_training_lacks_are_named() {
+    let scene = Scene::new();
+    scene.write("a.csv", format!("text,label\n{}", "good,pos\nbad,neg\n".repeat(2)));
+    scene.write("b.csv", format!("text,label\n{}", "good,1\nbad,0\n".repeat(2)));
+    scene.write("c.csv", format!("text,label\n{}", "good,pos\n".repeat(2)));
+    let ran = |file: &str| train(&scene, "a.csv", &[&format!("run-{file}"), "--validation", file]).expect_code(0).err;
+    let named = ran("b.csv");
+    assert!(named.contains("none of its labels (2: `0` 2, `1` 2) is one of the training rows"), "{named}");
+    let known = ran("c.csv");
+    assert!(!known.contains("none of its labels"), "{known}");
+}
+
+#[test]
 fn a_directory_of_another_layout_gets_the_command_that_makes_rows_of_it() {
     let scene = Scene::new();
     for (path, text) in [

@@ -223,8 +223,6 @@ impl Error {
                 "lines of plain text become rows by `jq -Rc 'select(length > 0) | {{text: .}}' {} > rows.jsonl`",
                 quoted(&path.to_string_lossy())
             )),
-            // The header is missing: names of columns come first.
-            Self::Columns { .. } if self.header_command().is_some() => None,
             Self::Columns { columns, missing, .. } if is_preference(columns) && missing == "prompt" => Some(
                 "answers of which one was chosen are for `preference.loss`: `--lora --set preference.loss=dpo`".to_owned(),
             ),

@@ -263,16 +263,21 @@ fn form(path: &Path, beginning: &[u8]) -> Result<Form, Error> {
             "write an object a row; pandas does with `df.to_json(path, orient=\"records\", lines=True)`",
         );
     }
+    let first_line = text.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let is_object =
+        || first_line.starts_with(b"{") && serde_json::from_slice::<serde::de::IgnoredAny>(first_line).is_ok();
     match (extension.as_str(), text.first()) {
-        ("csv", _) => return Ok(Form::Delimited(delimiter(text))),
-        ("tsv" | "tab", _) => return Ok(Form::Delimited(b'\t')),
+        ("csv" | "tsv" | "tab", _) if is_object() => return Ok(Form::Json(Layout::Lines)),
+        ("tsv" | "tab", _) if first_line.contains(&b'\t') || !first_line.iter().any(|byte| b",;|".contains(byte)) => {
+            return Ok(Form::Delimited(b'\t'));
+        }
+        ("csv" | "tsv" | "tab", _) => return Ok(Form::Delimited(delimiter(text))),
         ("json", Some(b'[')) => return Ok(Form::Json(Layout::Array)),
         (_, Some(b'[')) => return Ok(Form::Json(array_or_lines(text))),
         (_, Some(b'{')) => return Ok(Form::Json(object(text))),
         ("jsonl" | "ndjson" | "json", _) => return Ok(Form::Json(Layout::Lines)),
         _ => {}
     }
-    let first_line = text.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let is_text = std::str::from_utf8(first_line).is_ok_and(|line| !line.contains('\0'));
     if is_text && [b'\t', b','].iter().any(|delimiter| first_line.contains(delimiter)) {
         return Ok(Form::Delimited(delimiter(text)));

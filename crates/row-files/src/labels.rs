@@ -52,6 +52,14 @@ impl Labels {
         groups.into_values().filter(|group| group.len() > 1).collect()
     }
 
+    /// A warning that none of these labels is one of training; `None` if one is, or if either has no labels.
+    pub fn foreign_in_words(&self, training: &Self) -> Option<String> {
+        let (own, known) = (self.in_words()?, training.in_words()?);
+        let is_known = |(label, _): &(&str, u64)| training.counts.contains_key(*label);
+        (!self.counts().iter().any(is_known))
+            .then(|| format!("none of its labels ({own}) is one of the training rows ({known})"))
+    }
+
     /// The labels in a few words; `None` if there are none.
     pub fn in_words(&self) -> Option<String> {
         let counts = self.counts();
@@ -94,5 +102,20 @@ mod tests {
         let mut few = Labels::default();
         ["a", "b", "B"].iter().for_each(|text| few.add(text));
         assert_eq!(few.alike_in_words(), None);
+    }
+
+    #[test]
+    fn labels_that_training_does_not_have_are_named() {
+        let of = |targets: &[&str]| {
+            let mut labels = Labels::default();
+            targets.iter().for_each(|target| labels.add(target));
+            labels
+        };
+        let training = of(&["pos", "neg", "pos", "neg"]);
+        let words = of(&["1", "0", "1", "0"]).foreign_in_words(&training);
+        let expected = "none of its labels (2: `0` 2, `1` 2) is one of the training rows (2: `neg` 2, `pos` 2)";
+        assert_eq!(words.as_deref(), Some(expected));
+        assert_eq!(of(&["neg", "neg", "1", "1"]).foreign_in_words(&training), None);
+        assert_eq!(of(&["a", "b"]).foreign_in_words(&training), None, "texts");
     }
 }

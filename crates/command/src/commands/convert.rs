@@ -312,6 +312,8 @@ pub fn named_by_flags(error: row_files::Error) -> Failure {
             ("data.response_column", "--response-column"),
             ("data.source_template=", "--source-template "),
             ("data.target_template", "--target-template"),
+            ("data.source_lang=", "--source-lang "),
+            ("data.target_lang=", "--target-lang "),
         ] {
             *hint = hint.replace(key, flag);
         }

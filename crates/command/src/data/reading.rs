@@ -3,7 +3,7 @@
 //! It is a pure function of the config and of the files' kinds. The loader is made from it, so it cannot differ from what is done. The first
 //! screen says it in a few lines; the `start` event and `resolved.toml` have it whole.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use dataloader::{Objective, Side, Tokenizer};
 use memory_policy::{counted, plural};
@@ -150,20 +150,27 @@ impl Part {
         Trace::new(self.conversion.clone(), self.originals.clone(), self.is_in_place)
     }
 
-    /// One line for people: the files, the columns of their texts, and the columns that are not used.
+    /// One line for people: the files, the columns of their texts, and the columns that are not used. Files that are read alike are one item.
     pub fn in_words(&self) -> String {
-        let (path, (_, kind, pairing)) = (&self.originals[0], &self.conversion.sources[0]);
-        let files = match self.originals.len() {
-            1 => path.display().to_string(),
-            files => format!("{files} files from {}", path.display()),
+        const SHOWN: usize = 4;
+        let mut readings: Vec<(String, &Path, usize)> = Vec::new();
+        for (path, (_, kind, pairing)) in self.originals.iter().zip(&self.conversion.sources) {
+            let words = format!("{}, {}", kind.in_words(), pairing.of_classes(&kind.classes));
+            match readings.iter_mut().find(|(known, ..)| *known == words) {
+                Some((.., files)) => *files += 1,
+                None => readings.push((words, path, 1)),
+            }
+        }
+        let of_files = |(words, path, files): &(String, &Path, usize)| match files {
+            1 => format!("{}: {words}", path.display()),
+            files => format!("{files} files from {}: {words}", path.display()),
         };
-        format!(
-            "{}: {files}: {}, {}{}",
-            self.key,
-            kind.in_words(),
-            pairing.of_classes(&kind.classes),
-            unused_in_words(&self.unused())
-        )
+        let shown = readings.iter().take(SHOWN).map(of_files).collect::<Vec<_>>().join("; ");
+        let more = match readings.len().saturating_sub(SHOWN) {
+            0 => String::new(),
+            more => format!("; and {} more", plural(more as u64, "reading")),
+        };
+        format!("{}: {shown}{more}{}", self.key, unused_in_words(&self.unused()))
     }
 
     /// Whether its columns have the usual names, and nothing is left out.

@@ -104,6 +104,7 @@ pub fn prepare(
         [tasks::rows_of(train, converted.kept.as_ref().unwrap_or(&data.reading.train.rows)), Vec::new()]
     });
     if let Some(validation) = &data.reading.validation {
+        warn_of_labels(&data.reading.train, validation)?;
         let converted = parquet_of(&data.reading, validation, VALIDATION, (config, &chats), run, wanted)?;
         data.validation = converted.files;
         data.bytes_to_convert = data.bytes_to_convert.max(converted.bytes);
@@ -118,6 +119,14 @@ pub fn prepare(
     data.rows_of_tasks = rows_of_tasks.filter(|_| data.estimated_rows.is_none());
     data.unpacked = (wanted.purpose == Purpose::Scores).then_some(unpacked);
     Ok(data)
+}
+
+/// Warns of validation rows whose labels are all other ones, such as numbers instead of names: no answer is right then.
+fn warn_of_labels(train: &Part, validation: &Part) -> Outcome<()> {
+    let [of_train, of_validation] = [train, validation].map(|part| part.labels(PLANNED_ROWS as usize));
+    let words = of_validation?.foreign_in_words(&of_train?);
+    words.inspect(|words| report::warn(&format!("{}: {words}", validation.key)));
+    Ok(())
 }
 
 /// Prints a line among those of a run.

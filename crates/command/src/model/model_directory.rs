@@ -300,18 +300,37 @@ fn of_directory(directory: &Path) -> Outcome<PathBuf> {
         None if directory.join(CONFIG_FILE).is_file() => failure.hint(format!(
             "it is an adapter: `--model BASE --set lora.init_from={shown}` trains it further, `--model BASE --adapter {shown}` answers with it"
         )),
-        None => failure.hint("a model directory has config.json, the weights and the tokenizer"),
+        None => failure
+            .with_hint(models_below(directory))
+            .hint("a model directory has config.json, the weights and the tokenizer"),
     })
+}
+
+/// Names the models below a directory, such as those in a hub's cache, or the transformer of a model of sentence-transformers.
+fn models_below(directory: &Path) -> Option<String> {
+    const SHOWN: usize = 3;
+    const MOST_DIRECTORIES: usize = 1000;
+    // A hub's cache has three levels above its snapshots.
+    let (mut models, mut level) = (Vec::new(), vec![directory.to_owned()]);
+    for _ in 0..4 {
+        let listed = level.iter().filter_map(|path| regular_file::list(path).ok()).flatten().filter_map(Result::ok);
+        level = listed.filter(|path| path.is_dir()).take(MOST_DIRECTORIES).collect();
+        level.sort();
+        models.extend(level.iter().filter(|path| path.join("config.json").is_file()).cloned());
+    }
+    let names: Vec<String> = models.iter().take(SHOWN).map(|model| format!("`{}`", model.display())).collect();
+    (!names.is_empty()).then(|| format!("name the model below it: {}", names.join(", ")))
 }
 
 fn newest_checkpoint(run: &Path) -> Option<PathBuf> {
     let inside = run.join(trainer::checkpoint::CHECKPOINTS_DIRECTORY);
     let paths = regular_file::list(&inside).or_else(|_| regular_file::list(run)).ok()?.filter_map(Result::ok);
-    let is_checkpoint = |path: &PathBuf| {
-        let name = path.file_name().and_then(|name| name.to_str());
-        name.is_some_and(|name| name.starts_with("step-")) && path.join("config.json").is_file()
+    // `checkpoint-500` is what transformers' `Trainer` writes.
+    let step = |path: &PathBuf| -> Option<u64> {
+        let name = path.file_name()?.to_str()?;
+        name.strip_prefix("step-").or_else(|| name.strip_prefix("checkpoint-"))?.parse().ok()
     };
-    paths.filter(is_checkpoint).max()
+    paths.filter(|path| path.join("config.json").is_file()).filter(|path| step(path).is_some()).max_by_key(step)
 }
 
 /// The id of a model on the hub, such as `google/flan-t5-small` or `t5-small@main`.
@@ -405,6 +424,9 @@ fn snapshot(repository: &Path, revision: Option<&str>) -> Option<PathBuf> {
 
 fn without_directory(named: &Path) -> Failure {
     let failure = Failure::unusable(format!("{}: no such directory, expected a model", named.display()));
+    if let Some(id) = named.to_str().and_then(|address| address.strip_prefix("https://huggingface.co/")) {
+        return failure.hint(format!("nothing is downloaded here: `hf download {id}`, then name it: `{id}`"));
+    }
     let Some(name) = named.file_name().map(|name| name.to_string_lossy().into_owned()) else { return failure };
     let parent = named.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let directories = regular_file::list(parent).into_iter().flatten().filter_map(Result::ok);
@@ -490,6 +512,20 @@ mod tests {
         touch(&open.join("checkpoints/step-00000002/config.json"));
         let failure = find(&open).unwrap_err();
         assert!(failure.hints[0].contains("checkpoints/step-00000002"), "{:?}", failure.hints);
+        touch(&open.join("checkpoints/step-00000010/config.json"));
+        touch(&directory.path().join("trainer/checkpoint-500/config.json"));
+        touch(&directory.path().join("trainer/checkpoint-1000/config.json"));
+        touch(&directory.path().join("hub/models--g--f/snapshots/abc/config.json"));
+        for (named, below) in [
+            ("runs/open", "checkpoints/step-00000010"),
+            ("trainer", "checkpoint-1000"),
+            ("hub", "models--g--f/snapshots/abc"),
+        ] {
+            let failure = find(&directory.path().join(named)).unwrap_err();
+            assert!(failure.hints[0].contains(&format!("{named}/{below}`")), "{:?}", failure.hints);
+        }
+        let failure = find(Path::new("https://huggingface.co/google/flan-t5-small")).unwrap_err();
+        assert!(failure.hints[0].contains("`hf download google/flan-t5-small`"), "{:?}", failure.hints);
         let failure = find(&run.join("model/config.json")).unwrap_err();
         assert!(failure.message.contains("found a file"), "{}", failure.message);
     }
@@ -522,7 +558,8 @@ mod tests {
         assert_eq!(of(Some("v2")), None);
         std::fs::write(repository.join("refs/main"), "../../elsewhere").unwrap();
         assert_eq!(of(None), None);
-        assert_eq!(find(&repository).unwrap_err().hints.len(), 1);
+        let failure = find(&repository).unwrap_err();
+        assert!(failure.hints[0].contains("snapshots/111`") && failure.hints[0].contains("snapshots/222`"));
         std::fs::remove_dir_all(repository.join("snapshots/111")).unwrap();
         assert_eq!(find(&repository).unwrap(), repository.join("snapshots/222"));
     }
