@@ -390,6 +390,8 @@ fn what_is_not_there_yet_is_refused_by_its_name() {
             "`encoder.text_config.vocab_size` is `62`, expected that of the decoder, 61",
         ),
         ("/decoder/vocab_size", json!(0), "decoder.vocab_size"),
+        ("/decoder/sliding_window", json!(-3), "`decoder.sliding_window` is `-3`, expected a whole number"),
+        ("/encoder/text_config", json!(null), "`encoder.text_config` is `null`, expected an object"),
         ("/encoder/text_config/rope_parameters/full_attention/rope_type", json!("yarn"), "rope_type"),
     ] {
         let mut changed = config.clone();

@@ -207,14 +207,14 @@ impl Config {
     }
 
     fn from_objects(raw: Map<String, Value>, generation: Option<Map<String, Value>>, origin: String) -> Result<Self> {
-        let read = Reader { raw: &raw, origin: &origin };
+        let read = Reader { raw: &raw, origin: &origin, inside: "" };
         let family = read.family()?;
         if family.is_gemma() {
             return gemma::read(family, raw, generation, origin);
         }
         let default = Config::of_family(family);
         let empty = Map::new();
-        let of_answers = Reader { raw: generation.as_ref().unwrap_or(&empty), origin: GENERATION_CONFIG };
+        let of_answers = Reader { raw: generation.as_ref().unwrap_or(&empty), origin: GENERATION_CONFIG, inside: "" };
         let answer_ends = of_answers.get("eos_token_id").map(|_| of_answers.tokens("eos_token_id", &[])).transpose()?;
         // Where no start is named, transformers uses the token that begins texts.
         let answer_start = match of_answers.token("decoder_start_token_id")? {

@@ -222,7 +222,7 @@ impl Error {
                 Some(format!("if Python reads the file, have it write safetensors: {}", conversion(path)))
             }
             Error::MissingTensor { .. } | Error::UnexpectedTensor { .. } | Error::TensorMismatch { .. } => {
-                Some("config.json and the weights beside it must describe the same T5ForConditionalGeneration".into())
+                Some("config.json and the weights beside it must describe the same model".into())
             }
             Error::Batch { hint, .. } => Some((*hint).into()),
         }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::reader::Reader;
 use super::{Config, GENERATION_CONFIG, Rest};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::family::Family;
 use crate::head::Head;
 
@@ -96,22 +96,17 @@ impl Defaults {
     }
 }
 
-/// The largest config of a stack is one object inside another: this is its path in messages.
+/// The object of a stack.
 struct Stack<'a> {
     read: Reader<'a>,
-    path: &'static str,
     defaults: &'a Defaults,
 }
 
 impl Stack<'_> {
-    fn invalid(&self, key: &str, expected: &str, got: Option<&Value>) -> Error {
-        self.read.error(&format!("{}.{key}", self.path), expected, got)
-    }
-
     fn size(&self, key: &str, default: usize) -> Result<usize> {
         let size = self.read.size(&[key], default)?;
         match size {
-            0 => Err(self.invalid(key, "a number above 0", self.read.get(key))),
+            0 => Err(self.read.error(key, "a number above 0", self.read.get(key))),
             size => Ok(size),
         }
     }
@@ -123,7 +118,7 @@ impl Stack<'_> {
             Some(Value::Null) => Ok(None),
             Some(value) => {
                 let cap = value.as_f64().filter(|cap| *cap > 0.0);
-                cap.map(Some).ok_or_else(|| self.invalid(key, "a number above 0, or null", Some(value)))
+                cap.map(Some).ok_or_else(|| self.read.error(key, "a number above 0, or null", Some(value)))
             }
         }
     }
@@ -142,7 +137,7 @@ impl Stack<'_> {
         let kinds: Option<Vec<bool>> = kinds.as_array().map(|kinds| kinds.iter().map(of).collect()).unwrap_or_default();
         kinds
             .filter(|kinds| kinds.len() == layers)
-            .ok_or_else(|| self.invalid("layer_types", &expected, self.read.get("layer_types")))
+            .ok_or_else(|| self.read.error("layer_types", &expected, self.read.get("layer_types")))
     }
 
     /// Base and factor of full layers, and of sliding ones.
@@ -161,15 +156,16 @@ impl Stack<'_> {
                 None | Some(Value::Null) => Ok(default),
                 Some(value) => {
                     let number = value.as_f64().filter(|number| *number > 0.0 && number.is_finite());
-                    number
-                        .ok_or_else(|| self.invalid(&format!("rope_parameters.{key}"), "a number above 0", Some(value)))
+                    number.ok_or_else(|| {
+                        self.read.error(&format!("rope_parameters.{key}"), "a number above 0", Some(value))
+                    })
                 }
             };
             let kind = settings.get("rope_type").or(settings.get("type"));
             let factor = match kind.and_then(Value::as_str) {
                 None | Some("default") => 1.0,
                 Some("linear") => number("factor", 1.0)?,
-                _ => return Err(self.invalid("rope_parameters.rope_type", "`default` or `linear`", kind)),
+                _ => return Err(self.read.error("rope_parameters.rope_type", "`default` or `linear`", kind)),
             };
             Ok((number("rope_theta", old[index])?, factor))
         };
@@ -187,36 +183,36 @@ impl Stack<'_> {
         let (width, key_heads) = (self.size("hidden_size", 2304)?, self.size("num_key_value_heads", 4)?);
         if layers as u64 > super::LARGEST_LAYERS {
             let expected = format!("a number from 1 to {}", super::LARGEST_LAYERS);
-            return Err(self.invalid("num_hidden_layers", &expected, self.read.get("num_hidden_layers")));
+            return Err(self.read.error("num_hidden_layers", &expected, self.read.get("num_hidden_layers")));
         }
         if heads % key_heads != 0 {
             let expected = format!("a divisor of num_attention_heads ({heads})");
-            return Err(self.invalid("num_key_value_heads", &expected, self.read.get("num_key_value_heads")));
+            return Err(self.read.error("num_key_value_heads", &expected, self.read.get("num_key_value_heads")));
         }
         let head_size = self.size("head_dim", 256)?;
         if !head_size.is_multiple_of(2) {
-            return Err(self.invalid("head_dim", "an even number", self.read.get("head_dim")));
+            return Err(self.read.error("head_dim", "an even number", self.read.get("head_dim")));
         }
         let most = super::LARGEST_DIMENSION;
         for (key, value) in [("hidden_size", width), ("num_attention_heads", heads), ("head_dim", head_size)] {
             if value as u64 > most {
-                return Err(self.invalid(key, &format!("a number up to {most}"), self.read.get(key)));
+                return Err(self.read.error(key, &format!("a number up to {most}"), self.read.get(key)));
             }
         }
         if heads as u64 * head_size as u64 > most {
             let expected = format!("num_attention_heads x head_dim of at most {most}");
-            return Err(self.invalid("head_dim", &expected, self.read.get("head_dim")));
+            return Err(self.read.error("head_dim", &expected, self.read.get("head_dim")));
         }
         let act = self.read.text("hidden_activation", "gelu_pytorch_tanh")?;
         if act != "gelu_pytorch_tanh" {
-            return Err(self.invalid("hidden_activation", "gelu_pytorch_tanh", self.read.get("hidden_activation")));
+            return Err(self.read.error("hidden_activation", "gelu_pytorch_tanh", self.read.get("hidden_activation")));
         }
         if self.read.flag("attention_bias", false)? {
-            return Err(self.invalid("attention_bias", "false", self.read.get("attention_bias")));
+            return Err(self.read.error("attention_bias", "false", self.read.get("attention_bias")));
         }
         let scalar = self.read.number("query_pre_attn_scalar", 256.0)?;
         if !(scalar > 0.0 && scalar.is_finite()) {
-            return Err(self.invalid(
+            return Err(self.read.error(
                 "query_pre_attn_scalar",
                 "a number above 0",
                 self.read.get("query_pre_attn_scalar"),
@@ -224,7 +220,7 @@ impl Stack<'_> {
         }
         let epsilon = self.read.number("rms_norm_eps", 1e-6)?;
         if !(epsilon > 0.0 && epsilon < 1.0) {
-            return Err(self.invalid("rms_norm_eps", "a number between 0 and 1", self.read.get("rms_norm_eps")));
+            return Err(self.read.error("rms_norm_eps", "a number between 0 and 1", self.read.get("rms_norm_eps")));
         }
         Ok(StackConfig {
             width,
@@ -259,28 +255,31 @@ pub(super) fn read(
     generation: Option<Map<String, Value>>,
     origin: String,
 ) -> Result<Config> {
-    let read = Reader { raw: &raw, origin: &origin };
+    let read = Reader { raw: &raw, origin: &origin, inside: "" };
     let defaults = Defaults::of(family);
-    let stack = |raw, path| Stack { read: Reader { raw, origin: &origin }, path, defaults: &defaults };
+    let stack = |raw, inside| Stack { read: Reader { raw, origin: &origin, inside }, defaults: &defaults };
     let (of_encoder, path) = match family {
         Family::T5Gemma2 => {
             let encoder = object(&read, &raw, "encoder")?;
-            (object(&Reader { raw: encoder, origin: &origin }, encoder, "text_config")?, "encoder.text_config")
+            (
+                object(&Reader { raw: encoder, origin: &origin, inside: "encoder." }, encoder, "text_config")?,
+                "encoder.text_config.",
+            )
         }
-        _ => (object(&read, &raw, "encoder")?, "encoder"),
+        _ => (object(&read, &raw, "encoder")?, "encoder."),
     };
     let encoder = stack(of_encoder, path);
-    let decoder = stack(object(&read, &raw, "decoder")?, "decoder");
+    let decoder = stack(object(&read, &raw, "decoder")?, "decoder.");
     let (of_stack, of_decoder) = ((encoder.config(family)?, decoder.config(family)?), &decoder.read);
     let vocab_size = decoder.size("vocab_size", defaults.vocab_size)?;
     if encoder.size("vocab_size", defaults.vocab_size)? != vocab_size {
         let expected =
             format!("that of the decoder, {vocab_size}: stacks with vocabularies of their own are not supported");
-        return Err(encoder.invalid("vocab_size", &expected, encoder.read.get("vocab_size")));
+        return Err(encoder.read.error("vocab_size", &expected, encoder.read.get("vocab_size")));
     }
     if family == Family::T5Gemma2 && of_stack.0.width != of_stack.1.width {
         let expected = format!("that of the decoder, {}", of_stack.1.width);
-        return Err(encoder.invalid("hidden_size", &expected, encoder.read.get("hidden_size")));
+        return Err(encoder.read.error("hidden_size", &expected, encoder.read.get("hidden_size")));
     }
     if !read.flag("tie_word_embeddings", true)? {
         return Err(read.error(
@@ -294,7 +293,7 @@ pub(super) fn read(
         return Err(read.error("attention_dropout", "0, as in every published T5Gemma", read.get("attention_dropout")));
     }
     let empty = Map::new();
-    let of_answers = Reader { raw: generation.as_ref().unwrap_or(&empty), origin: GENERATION_CONFIG };
+    let of_answers = Reader { raw: generation.as_ref().unwrap_or(&empty), origin: GENERATION_CONFIG, inside: "" };
     let answer_ends = of_answers.get("eos_token_id").map(|_| of_answers.tokens("eos_token_id", &[])).transpose()?;
     let answer_start = match of_answers.token("decoder_start_token_id")? {
         None => of_answers.token("bos_token_id")?,
@@ -309,7 +308,7 @@ pub(super) fn read(
     };
     let image_tokens = match family {
         Family::T5Gemma2 => {
-            let encoder = Reader { raw: object(&read, &raw, "encoder")?, origin: &origin };
+            let encoder = Reader { raw: object(&read, &raw, "encoder")?, origin: &origin, inside: "encoder." };
             let token = |key: &str, default: u32| encoder.token(key).map(|id| id.unwrap_or(default));
             vec![read.token("image_token_index")?.unwrap_or(256_001), token("eoi_token_index", 256_000)?]
         }

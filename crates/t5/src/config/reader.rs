@@ -11,6 +11,8 @@ use crate::family::Family;
 pub(super) struct Reader<'a> {
     pub raw: &'a Map<String, Value>,
     pub origin: &'a str,
+    /// Where the object is in the file, as it stands before a key: `decoder.`; empty for the file's own.
+    pub inside: &'a str,
 }
 
 impl Reader<'_> {
@@ -85,6 +87,7 @@ impl Reader<'_> {
 
     pub fn error(&self, key: &str, expected: &str, got: Option<&Value>) -> Error {
         let got = got.map_or("absent".into(), |value| format!("`{value}`"));
-        Error::Config { origin: self.origin.into(), key: key.into(), got, expected: expected.into() }
+        let key = format!("{}{key}", self.inside);
+        Error::Config { origin: self.origin.into(), key, got, expected: expected.into() }
     }
 }
