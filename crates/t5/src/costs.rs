@@ -88,10 +88,10 @@ impl Trained {
         self.parts.get(part.index()).map_or(&[], |range| &self.specs[range.clone()])
     }
 
-    /// The trained parameters of a part whose gradients another process holds.
-    pub(crate) fn dropped_of(&self, part: Part) -> impl Iterator<Item = &ParameterSpec> {
+    /// The trained parameters of a part, and whether this process holds their gradients.
+    pub(crate) fn held_of(&self, part: Part) -> impl Iterator<Item = (&ParameterSpec, bool)> {
         let range = self.parts.get(part.index()).cloned().unwrap_or_default();
-        self.specs[range.clone()].iter().zip(&self.held[range]).filter(|(_, held)| !**held).map(|(spec, _)| spec)
+        self.specs[range.clone()].iter().zip(self.held[range].iter().copied())
     }
 
     /// Bytes of the gradients of a part.

@@ -91,7 +91,7 @@ pub use ops::Files;
 pub use pager::Pager;
 pub use parameters::{Initial, Parameter, ParameterSpec, Part, is_matrix};
 pub use pooling::Pooling;
-pub use step::asked::CollectiveRequest;
 pub use step::observer::{Observer, OwnShards};
+pub use step::requests::CollectiveRequest;
 pub use stored_dtypes::StoredDtypes;
 pub use t5_ops::Precision;

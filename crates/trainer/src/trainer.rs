@@ -310,8 +310,8 @@ impl Trainer {
         let has_others = self.parallel.as_ref().is_some_and(|parallel| parallel.group().size() > 1);
         let result = match result {
             Err(error) if has_others && !update.has_decided && error.is_of_device_memory() => {
-                let asked = self.model.asked(cut.len(), &cx, layers, &self.gradients, &mut update);
-                update.give_up(&asked, &mut self.gradients)?;
+                let requests = self.model.collective_requests(cut.len(), &cx, layers, &self.gradients, &mut update);
+                update.give_up(&requests, &mut self.gradients)?;
                 Err(error.before_any_change())
             }
             Err(error) if !has_others && !update.is_changed => Err(error.before_any_change()),

@@ -4,6 +4,7 @@
 //! end of the samples of all steps so far. It moves only when a step is made, so a checkpoint never counts a batch that was fetched but not
 //! used.
 
+mod agreement;
 mod disk_needs;
 mod divergence;
 mod evaluating;
@@ -14,7 +15,6 @@ mod prediction;
 mod saving;
 mod start;
 mod step_times;
-mod together;
 
 use std::time::Instant;
 
@@ -93,7 +93,7 @@ pub struct Session {
     graph_micro_batches: GraphLaunchCheck,
     /// The processes of this run, if there are several.
     group: Option<Group>,
-    agreed: together::Agreed,
+    agreed: agreement::Agreed,
     /// The communication with them until the last step.
     spent: CommunicationStats,
     /// The ledger entry, under `--wait`.

@@ -7,20 +7,20 @@
 
 pub(crate) mod beams;
 pub(crate) mod cache;
+mod continuous_batch;
 mod options;
 pub(crate) mod processors;
 mod rows;
 pub(crate) mod sampling;
-mod together;
 mod tokens;
 
 use candle_core::Tensor;
 
 use self::beams::{BeamSearch, Beams, Scores, StopCriteria};
 use self::cache::{Cache, Decoding};
+pub use self::continuous_batch::{ContinuousBatch, Grown, Told};
 pub use self::options::{AnswerShape, GenerateOptions, Search};
 use self::rows::Rows;
-pub use self::together::{ContinuousBatch, Grown, Told};
 use self::tokens::Tokens;
 use crate::config::Config;
 use crate::error::Result;

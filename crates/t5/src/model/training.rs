@@ -10,8 +10,8 @@ use crate::levers::LayerMajor;
 use crate::micro_batch::MicroBatch;
 use crate::ops::Files;
 use crate::reach::Reach;
-use crate::step::asked::{CollectiveRequest, asked};
 use crate::step::observer::{Interrupts, Observer};
+use crate::step::requests::{CollectiveRequest, collective_requests};
 use crate::step::run::{Offload, Step};
 use crate::step::schedule::{Event, Outline};
 
@@ -110,7 +110,7 @@ impl T5 {
     }
 
     /// The requests of [`T5::step`] over so many micro-batches to other processes, in order, until `observer` decides.
-    pub fn asked<E: From<Error>>(
+    pub fn collective_requests<E: From<Error>>(
         &self,
         micro_batches: usize,
         cx: &StepContext,
@@ -119,7 +119,7 @@ impl T5 {
         observer: &mut dyn Observer<Tensor, E>,
     ) -> Vec<CollectiveRequest> {
         let events = self.events(micro_batches, cx, layer_major, grads, observer);
-        asked(&self.network, &self.parameters, &events, &|index| grads.is_trainable(index))
+        collective_requests(&self.network, &self.parameters, &events, &|index| grads.is_trainable(index))
     }
 
     fn events<E: From<Error>>(

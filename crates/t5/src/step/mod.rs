@@ -7,10 +7,11 @@
 //! Invariants: the levers change the order of summation at most; a gradient is handed over once to be measured and once to be
 //! applied; a parameter may change as soon as its gradient was handed over to be applied.
 
-pub(crate) mod asked;
 pub mod count;
+pub(crate) mod disposition;
 pub(crate) mod inference;
 pub(crate) mod observer;
+pub(crate) mod requests;
 pub(crate) mod run;
 pub(crate) mod schedule;
 pub(crate) mod store;

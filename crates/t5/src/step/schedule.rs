@@ -11,6 +11,7 @@
 
 use std::ops::Range;
 
+use super::disposition::GradientDisposition;
 use crate::config::Config;
 use crate::levers::LayerMajor;
 use crate::parameters::Part;
@@ -96,19 +97,6 @@ pub(crate) enum ToEmbedding {
     Now,
     /// Pending until the table's gradient is back from its file.
     Later,
-}
-
-/// The next use of a gradient that was handed over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum GradientDisposition {
-    /// It stays.
-    Keep,
-    /// Its accumulator is used for the next parameter of its shape.
-    Reuse,
-    /// It is written to a file and read back for the update; its accumulator is used for the next parameter of its shape.
-    Write,
-    /// Its memory is freed.
-    Free,
 }
 
 /// One event. `of` are micro-batches, which go through the event one after the other.

@@ -14,7 +14,7 @@ use trainer::{Parallel, TrainerOptions};
 
 use super::disk_needs::DiskNeeds;
 use super::prediction::Prediction;
-use super::{FirstModel, GraphLaunchCheck, Session, together};
+use super::{FirstModel, GraphLaunchCheck, Session, agreement};
 use crate::config::{Config, surroundings::Surroundings, unused::Circumstances};
 use crate::data::survival;
 use crate::data::tasks;
@@ -214,7 +214,7 @@ impl Session {
             shown_peak: Bytes::ZERO,
             graph_micro_batches: GraphLaunchCheck::default(),
             group,
-            agreed: together::Agreed::default(),
+            agreed: agreement::Agreed::default(),
             spent: CommunicationStats::default(),
             reserved,
         };

@@ -14,7 +14,8 @@ use crate::levers::Levers;
 use crate::ops::Kept;
 use crate::parameters::{ParameterSpec, Part};
 use crate::reach::Keep;
-use crate::step::schedule::{Backward, Event, GradientDisposition, Outline, Stage, ToEmbedding, Unit};
+use crate::step::disposition::{Accumulator, GradientDisposition};
+use crate::step::schedule::{Backward, Event, Outline, Stage, ToEmbedding, Unit};
 
 /// Shape and bytes of an accumulator. A spare accumulator is used again for another of the same kind.
 type Kind<'a> = (&'a [usize], u64);
@@ -459,32 +460,21 @@ impl<'a> Tally<'a> {
 
     fn hand_over(&mut self, part: Part, disposition: GradientDisposition) {
         let counter = self.counter;
-        let dropped = || counter.trained.dropped_of(part);
-        // The sums of other shards were added to the first.
-        for spec in counter.trained.of(part).iter().flat_map(|spec| std::iter::repeat_n(spec, counter.sums - 1)) {
-            self.spare.push((spec.shape.as_slice(), self.bytes_of(spec)));
-        }
-        match disposition {
-            GradientDisposition::Free => return,
-            GradientDisposition::Keep => {
-                for spec in dropped() {
-                    self.spare.push((spec.shape.as_slice(), self.bytes_of(spec)));
-                }
-                return;
+        for (spec, is_held) in counter.trained.held_of(part) {
+            let kind = (spec.shape.as_slice(), self.bytes_of(spec));
+            if disposition == GradientDisposition::Write && is_held {
+                self.write_gradients(kind.1);
             }
-            GradientDisposition::Reuse => {}
-            GradientDisposition::Write => {
-                let dropped: u64 = dropped().map(|spec| self.bytes_of(spec)).sum();
-                self.write_gradients(self.gradients_of(part) - dropped);
-                self.waiting.push(part);
-                if self.levers.copies_overlap() {
-                    self.leaving_gradients += self.gradients_of(part);
-                    return;
-                }
+            // The sums of other shards were added to the first.
+            self.spare.extend(std::iter::repeat_n(kind, counter.sums - 1));
+            match disposition.accumulator(is_held, self.levers.copies_overlap()) {
+                Accumulator::Stays | Accumulator::IsFreed => {}
+                Accumulator::IsSpare => self.spare.push(kind),
+                Accumulator::Leaves => self.leaving_gradients += kind.1,
             }
         }
-        for spec in counter.trained.of(part) {
-            self.spare.push((spec.shape.as_slice(), self.bytes_of(spec)));
+        if disposition == GradientDisposition::Write {
+            self.waiting.push(part);
         }
     }
 

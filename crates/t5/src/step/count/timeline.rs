@@ -2,7 +2,8 @@
 
 use super::StepCount;
 use super::live::Live;
-use crate::step::schedule::{Event, GradientDisposition, Stage, Unit};
+use crate::step::disposition::GradientDisposition;
+use crate::step::schedule::{Event, Stage, Unit};
 
 /// The most bytes that are held during one event.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,8 +5,9 @@ use crate::error::{Error, Result};
 use crate::gradients::Gradients;
 use crate::ops::Ops;
 use crate::parameters::Part;
+use crate::step::disposition::{Accumulator, GradientDisposition};
 use crate::step::observer::{Observer, OwnShards};
-use crate::step::schedule::{GradientDisposition, Stage};
+use crate::step::schedule::Stage;
 use crate::step::store::Stored;
 
 impl<T: Ops> Step<'_, T> {
@@ -39,21 +40,16 @@ impl<T: Ops> Step<'_, T> {
                 (Stage::Apply, _) if !is_held && grads.is_trainable(index) => self.receive(index, observer)?,
                 _ => {}
             }
-            match disposition {
-                GradientDisposition::Keep if is_held => {}
-                GradientDisposition::Keep | GradientDisposition::Reuse => to_recycle.push(index),
-                GradientDisposition::Write => {
-                    if let (Some(files), Some(gradient)) = (&mut self.gradients, grads.get(index)) {
-                        let stored = is_held.then(|| files.put(gradient.clone())).transpose()?;
-                        self.waiting.push((index, stored));
-                    }
-                    // While a gradient is copied to the host, its memory is not used for another gradient.
-                    match self.copies_overlap {
-                        true => drop(grads.take(index)),
-                        false => to_recycle.push(index),
-                    }
-                }
-                GradientDisposition::Free => drop(grads.take(index)),
+            if disposition == GradientDisposition::Write
+                && let (Some(files), Some(gradient)) = (&mut self.gradients, grads.get(index))
+            {
+                let stored = is_held.then(|| files.put(gradient.clone())).transpose()?;
+                self.waiting.push((index, stored));
+            }
+            match disposition.accumulator(is_held, self.copies_overlap) {
+                Accumulator::Stays => {}
+                Accumulator::IsSpare => to_recycle.push(index),
+                Accumulator::Leaves | Accumulator::IsFreed => drop(grads.take(index)),
             }
         }
         observer.handed_over()?;

@@ -26,13 +26,13 @@ pub enum CollectiveRequest {
 }
 
 /// The requests of the events before the decision. `trains`: whether a parameter has a gradient.
-pub(crate) fn asked<T: Ops>(
+pub(crate) fn collective_requests<T: Ops>(
     network: &Network<T>,
     parameters: &[Parameter<T>],
     events: &[Event],
     trains: &dyn Fn(usize) -> bool,
 ) -> Vec<CollectiveRequest> {
-    let mut list = List { trains, asked: Vec::new(), is_resident: HashSet::new(), in_flight: HashSet::new() };
+    let mut list = List { trains, requests: Vec::new(), is_resident: HashSet::new(), in_flight: HashSet::new() };
     let indices = |part: Option<Part>| {
         let meant = parameters.iter().enumerate().filter(move |(_, of)| part.is_none_or(|part| part == of.part));
         meant.map(|(index, _)| index)
@@ -55,13 +55,13 @@ pub(crate) fn asked<T: Ops>(
             _ => {}
         }
     }
-    list.asked
+    list.requests
 }
 
 /// The requests so far.
 struct List<'a> {
     trains: &'a dyn Fn(usize) -> bool,
-    asked: Vec<CollectiveRequest>,
+    requests: Vec<CollectiveRequest>,
     /// Weights that are here or are being fetched, and were not released.
     is_resident: HashSet<usize>,
     /// Gradients that are being summed.
@@ -71,7 +71,7 @@ struct List<'a> {
 impl List<'_> {
     fn fetch_remote<T>(&mut self, weight: &Weight<T>) {
         if self.is_resident.insert(weight.index) {
-            self.asked.push(CollectiveRequest::Weight { index: weight.index });
+            self.requests.push(CollectiveRequest::Weight { index: weight.index });
         }
     }
 
@@ -81,7 +81,7 @@ impl List<'_> {
 
     fn begin_sum(&mut self, index: usize) {
         if (self.trains)(index) && self.in_flight.insert(index) {
-            self.asked.push(CollectiveRequest::Sum { index });
+            self.requests.push(CollectiveRequest::Sum { index });
         }
     }
 
