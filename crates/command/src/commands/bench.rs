@@ -7,11 +7,11 @@
 use std::time::{Duration, Instant};
 
 use candle_core::Device;
-use memory_policy::{Budgets, Bytes, CostRow, MemorySnapshot, MemorySpace, Probe, SystemProbe};
+use memory_policy::{Budgets, CostRow, MemorySnapshot, MemorySpace, Probe, SystemProbe};
 use planner::{Feed, Job, Pace, Plan, Prices, RECORDED_MICRO_BATCHES, Training, Value, Wanted, Work};
 use run_plan::priced::Priced;
 use run_report::figures::median;
-use serde_json::json;
+use serde_json::{Value as Json, json};
 use t5::{Lora, ParameterSpec, T5};
 use trainer::adafactor::AdafactorOptions;
 use trainer::adamw::AdamwOptions;
@@ -22,11 +22,12 @@ use crate::cli::{BenchArgs, OtherBench};
 use crate::config::PricesFrom;
 use crate::failure::{Failure, Outcome};
 use crate::machine::device;
-use crate::machine::profile::Profiler;
+use crate::machine::profile::{Profile, Profiler};
 use crate::machine::speed::priced;
 use crate::machine::stages::{self, Stages};
+use crate::run::faster_device::{self, Chosen};
+use crate::run::open;
 use crate::run::options::master_weights;
-use crate::run::{faster_device, open};
 use crate::screen::report;
 
 /// Bytes that a bench may write if no flag asks for a file: the default of `memory.disk_writes`.
@@ -48,15 +49,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
             .hint("for example `--batch 8 --source-tokens 256 --target-tokens 256 --steps 5`"));
     }
     flags.levers.check_directories()?;
-    let options = TrainerOptions {
-        dropout: model.dropout_rate,
-        precision: flags.precision.into(),
-        master_weights: master_weights(flags.master_weights.into(), flags.precision == Precision::Bf16, lora.is_some()),
-        optimizer: if lora.is_some() { AdamwOptions::default().into() } else { AdafactorOptions::default().into() },
-        gradient_precision: flags.gradient_precision.into(),
-        total_steps: (MAX_WARM_UP + flags.steps) as u64,
-        ..TrainerOptions::default()
-    };
+    let options = options(flags, &model);
     let named = device::named(flags.device.as_deref())?;
     let prices = PricesFrom::of_environment();
     let chosen = faster_device::of_command(named.as_ref(), prices, "a step", |device| {
@@ -64,94 +57,127 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     });
     chosen.note();
     let device = &chosen.device;
-    let BenchSetup { probe, now, priced, plan: planned, pace } = BenchSetup::new(flags, &model, &options, device)?;
-    if let Some(warning) = device::limit(device, &planned, &now) {
+    let setup = BenchSetup::new(flags, &model, &options, device)?;
+    if let Some(warning) = device::limit(device, &setup.plan, &setup.now) {
         report::warn(&warning);
     }
-    let plan = StepPlan { levers: planned.step.levers, longest: None };
-    let predicted_peak_bytes = planned.predicted_peak.0;
-    let parameters: u64 = ParameterSpec::elements_of_all(&model);
+    let plan = StepPlan { levers: setup.plan.step.levers, longest: None };
     let mut profiler = if flags.profile { Some(Profiler::new(options.precision.activations(), device)?) } else { None };
-    let files = planner::files(flags.levers.directory(), &now, &planned);
+    let files = planner::files(flags.levers.directory(), &setup.now, &setup.plan);
     let weights = plan.levers.has_weights_on_disk().then_some(&files);
     let new = T5::init_in(&base, 0, options.parameter_dtype(), device, weights).map_err(of_a_step)?;
     let new = if let Some(lora) = lora { new.with_adapter(lora, 0)? } else { new };
     let mut trainer = Trainer::new(new, options)?;
     trainer.offload_to(files);
-    let mut timed = Timed::default();
-    while timed.step_ms.len() < flags.steps {
-        let step = (timed.warm_up + timed.step_ms.len()) as u64;
-        let [sources, targets] =
-            [flags.source_tokens, flags.target_tokens].map(|tokens| samples(&model, flags.batch, tokens, step));
-        let began = Instant::now();
-        let mut one_step = || trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false);
-        let outcome = match profiler.as_mut().filter(|_| step > 0) {
-            Some(profiler) => profiler.watch(one_step),
-            None => one_step(),
-        };
-        let outcome = outcome.map_err(of_a_step)?;
-        let StepOutcome::Done(stats) = outcome else {
-            return Err(Failure::internal(format!("a step failed: {outcome}")));
-        };
-        timed.add(began.elapsed(), &stats, trainer.model().records_micro_batches());
+    let timed = Timed::of(flags, &model, &mut trainer, &plan, profiler.as_mut())?;
+    let measured = setup.probe.snapshot()?;
+    let measurement = Measurement {
+        flags,
+        chosen: &chosen,
+        parameters: ParameterSpec::elements_of_all(&model),
+        plan,
+        timed,
+        measured,
+        profile: profiler.map(Profiler::finish),
+        setup,
+    };
+    report::result(&if flags.json { format!("{}\n", measurement.to_json()) } else { measurement.to_text() })
+}
+
+fn options(flags: &BenchArgs, model: &t5::Config) -> TrainerOptions {
+    let trains_adapter = flags.lora.is_some();
+    TrainerOptions {
+        dropout: model.dropout_rate,
+        precision: flags.precision.into(),
+        master_weights: master_weights(flags.master_weights.into(), flags.precision == Precision::Bf16, trains_adapter),
+        optimizer: if trains_adapter { AdamwOptions::default().into() } else { AdafactorOptions::default().into() },
+        gradient_precision: flags.gradient_precision.into(),
+        total_steps: (MAX_WARM_UP + flags.steps) as u64,
+        ..TrainerOptions::default()
     }
-    let median_ms = median(timed.step_ms.iter().copied()).unwrap_or(f64::NAN);
-    let tokens = flags.batch * (flags.source_tokens + flags.target_tokens);
-    #[expect(clippy::cast_precision_loss, reason = "tokens of a batch are far below 2^53")]
-    let tokens_per_second = tokens as f64 * 1e3 / median_ms;
-    let measured = probe.snapshot()?;
-    let (peak, on_device) = (measured.peak_rss, measured.device);
-    let profile = profiler.map(Profiler::finish);
-    let precision = if flags.precision == Precision::F32 { "f32" } else { "bf16" };
-    if flags.json {
+}
+
+/// What a bench measured, beside what was predicted.
+struct Measurement<'a> {
+    flags: &'a BenchArgs,
+    chosen: &'a Chosen,
+    parameters: u64,
+    setup: BenchSetup,
+    plan: StepPlan,
+    timed: Timed,
+    /// The memory after the last step.
+    measured: MemorySnapshot,
+    profile: Option<Profile>,
+}
+
+impl Measurement<'_> {
+    /// The median time of a step in milliseconds, and the tokens of a second.
+    fn speed(&self) -> (f64, f64) {
+        let median_ms = median(self.timed.step_ms.iter().copied()).unwrap_or(f64::NAN);
+        let tokens = self.flags.batch * (self.flags.source_tokens + self.flags.target_tokens);
+        #[expect(clippy::cast_precision_loss, reason = "tokens of a batch are far below 2^53")]
+        let tokens_per_second = tokens as f64 * 1e3 / median_ms;
+        (median_ms, tokens_per_second)
+    }
+
+    fn precision(&self) -> &'static str {
+        if self.flags.precision == Precision::F32 { "f32" } else { "bf16" }
+    }
+
+    fn to_json(&self) -> Json {
+        let Self { flags, setup: BenchSetup { plan: planned, pace, priced, .. }, timed, measured, .. } = self;
+        let ((median_ms, tokens_per_second), levers) = (self.speed(), &self.plan.levers);
         let mut json = json!({
-            "step_ms": median_ms, "tokens_per_second": tokens_per_second, "peak_rss_bytes": peak.0,
-            "predicted_peak_bytes": predicted_peak_bytes, "required_bytes": planned.required().0, "parameters": parameters, "precision": precision,
+            "step_ms": median_ms, "tokens_per_second": tokens_per_second, "peak_rss_bytes": measured.peak_rss.0,
+            "predicted_peak_bytes": planned.predicted_peak.0, "required_bytes": planned.required().0,
+            "parameters": self.parameters, "precision": self.precision(),
             "threads": t5_ops::threads(), "instruction_set": t5_ops::instruction_set(), "steps": flags.steps, "batch": flags.batch, "source_tokens": flags.source_tokens,
-            "target_tokens": flags.target_tokens, "micro_batch_samples": plan.levers.micro_batch_samples,
-            "recompute_blocks": plan.levers.recompute_blocks, "relative_time": planned.relative_time,
+            "target_tokens": flags.target_tokens, "micro_batch_samples": levers.micro_batch_samples,
+            "recompute_blocks": levers.recompute_blocks, "relative_time": planned.relative_time,
             "predicted_step_ms": pace.step_seconds.map(|seconds| seconds * 1e3), "step_written_bytes": pace.step_written_bytes,
-            "bf16_over_f32": priced.bf16_over_f32, "prices": priced.prices, "loss_chunk_rows": plan.levers.loss_chunk_rows,
+            "bf16_over_f32": priced.bf16_over_f32, "prices": priced.prices, "loss_chunk_rows": levers.loss_chunk_rows,
             "plan": planned.bill.conclusion, "tensor_bytes": heap::held().peak_live,
-            "accumulation": accumulation(plan.levers.layer_major.as_ref()), "step_ms_each": timed.step_ms,
+            "accumulation": accumulation(levers.layer_major.as_ref()), "step_ms_each": timed.step_ms,
             "warm_up_steps": timed.warm_up, "micro_batches": timed.micro_batches,
         });
-        if plan.levers.repeats {
+        if levers.repeats {
             json["graph_micro_batches"] = json!(timed.graph_micro_batches());
         }
-        chosen.add_to(&mut json);
-        if let Some(on_device) = &on_device {
+        self.chosen.add_to(&mut json);
+        if let Some(on_device) = &measured.device {
             json["device_peak_bytes"] = json!(on_device.peak.0);
             json["predicted_device_peak_bytes"] = json!(planned.predicted_device_peak.0);
         }
-        if let Some(profile) = &profile {
+        if let Some(profile) = &self.profile {
             json["profile"] = profile.to_json();
         }
-        report::result(&format!("{json}\n"))?;
-        return Ok(());
+        json
     }
-    report::result(&format!(
-        "{}: {parameters} parameters, {} x ({} + {}) tokens, {precision}, {} threads\n{median_ms:.1} ms a step (median of {}), {tokens_per_second:.0} tokens/s, peak {peak} (predicted {})\n",
-        flags.model.as_deref().unwrap_or_default(),
-        flags.batch,
-        flags.source_tokens,
-        flags.target_tokens,
-        t5_ops::threads(),
-        flags.steps,
-        Bytes(predicted_peak_bytes)
-    ))?;
-    if plan.levers.repeats {
-        let (graph_micro_batches, of) = (timed.graph_micro_batches(), timed.micro_batches);
-        report::result(&format!("micro-batches launched as graphs: {graph_micro_batches} of {of} a step\n"))?;
+
+    fn to_text(&self) -> String {
+        let Self { flags, setup: BenchSetup { plan: planned, .. }, timed, measured, parameters, .. } = self;
+        let ((median_ms, tokens_per_second), precision) = (self.speed(), self.precision());
+        let mut text = format!(
+            "{}: {parameters} parameters, {} x ({} + {}) tokens, {precision}, {} threads\n{median_ms:.1} ms a step (median of {}), {tokens_per_second:.0} tokens/s, peak {} (predicted {})\n",
+            flags.model.as_deref().unwrap_or_default(),
+            flags.batch,
+            flags.source_tokens,
+            flags.target_tokens,
+            t5_ops::threads(),
+            flags.steps,
+            measured.peak_rss,
+            planned.predicted_peak
+        );
+        if self.plan.levers.repeats {
+            let (graph_micro_batches, of) = (timed.graph_micro_batches(), timed.micro_batches);
+            text += &format!("micro-batches launched as graphs: {graph_micro_batches} of {of} a step\n");
+        }
+        if let Some(on_device) = &measured.device {
+            let predicted = planned.predicted_device_peak;
+            text += &format!("peak on the device {} (predicted {predicted})\n", on_device.peak);
+        }
+        text + &self.profile.as_ref().map(Profile::to_text).unwrap_or_default()
     }
-    if let Some(on_device) = &on_device {
-        let predicted = planned.predicted_device_peak;
-        report::result(&format!("peak on the device {} (predicted {predicted})\n", on_device.peak))?;
-    }
-    if let Some(profile) = &profile {
-        report::result(&profile.to_text())?;
-    }
-    Ok(())
 }
 
 /// The steps of a bench.
@@ -168,6 +194,34 @@ struct Timed {
 }
 
 impl Timed {
+    /// Makes steps until so many are timed as the flags ask for.
+    fn of(
+        flags: &BenchArgs,
+        model: &t5::Config,
+        trainer: &mut Trainer,
+        plan: &StepPlan,
+        mut profiler: Option<&mut Profiler>,
+    ) -> Outcome<Self> {
+        let mut timed = Self::default();
+        while timed.step_ms.len() < flags.steps {
+            let step = (timed.warm_up + timed.step_ms.len()) as u64;
+            let [sources, targets] =
+                [flags.source_tokens, flags.target_tokens].map(|tokens| samples(model, flags.batch, tokens, step));
+            let began = Instant::now();
+            let mut one_step = || trainer.step(&Batch { sources: &sources, targets: &targets }, plan, &|| false);
+            let outcome = match profiler.as_mut().filter(|_| step > 0) {
+                Some(profiler) => profiler.watch(one_step),
+                None => one_step(),
+            };
+            let outcome = outcome.map_err(of_a_step)?;
+            let StepOutcome::Done(stats) = outcome else {
+                return Err(Failure::internal(format!("a step failed: {outcome}")));
+            };
+            timed.add(began.elapsed(), &stats, trainer.model().records_micro_batches());
+        }
+        Ok(timed)
+    }
+
     /// Adds a step. `records`: repeating micro-batches will become graphs, if they are not graphs yet.
     fn add(&mut self, took: Duration, stats: &StepStats, records: bool) {
         self.micro_batches = stats.micro_batches;
@@ -286,6 +340,8 @@ fn samples(model: &t5::Config, count: usize, tokens: usize, step: u64) -> Vec<Ve
 
 #[cfg(test)]
 mod tests {
+    use memory_policy::Bytes;
+
     use super::*;
 
     /// The plan of t5-small with these flags on a device of 8 GiB.

@@ -321,8 +321,8 @@ impl Config {
         Ok(config)
     }
 
-    /// Rules about several keys.
-    fn check_across_keys(&self) -> Outcome<()> {
+    /// Rules about keys of the model.
+    fn check_model(&self) -> Outcome<()> {
         let values = &self.values;
         if self.run.finetune && self.model.init_from.is_none() {
             return Err(Failure::usage(format!(
@@ -354,6 +354,12 @@ impl Config {
             ))
             .hint("`--lora` trains an adapter beside them"));
         }
+        Ok(())
+    }
+
+    /// Rules about keys of the schedule.
+    fn check_schedule(&self) -> Outcome<()> {
+        let values = &self.values;
         if self.schedule.warmup_steps.is_some() && self.schedule.warmup_ratio.is_some() {
             return Err(Failure::usage(format!(
                 "`schedule.warmup_steps` ({}) and `schedule.warmup_ratio` ({}) are both set",
@@ -372,6 +378,14 @@ impl Config {
             ))
             .hint("use `--set optimizer.relative_step=false`, or `--set schedule.name=constant --set schedule.warmup_steps=0`"));
         }
+        Ok(())
+    }
+
+    /// Rules about several keys.
+    fn check_across_keys(&self) -> Outcome<()> {
+        let values = &self.values;
+        self.check_model()?;
+        self.check_schedule()?;
         if self.train.master_weights != MasterWeights::F32 && !self.train.bf16 {
             return Err(Failure::usage(format!(
                 "`train.master_weights` ({}) keeps weights in bf16 and needs `train.precision = \"bf16\"`",
