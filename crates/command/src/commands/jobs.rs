@@ -331,12 +331,24 @@ fn train_all(mut source: Source<'_>, at_once: usize, stop: &Stop) -> Outcome<(Ve
         }
         let Ok(one) = told.recv_timeout(POLL_INTERVAL) else { continue };
         running.retain(|(output, _)| *output != one.output);
+        if let Some(job) = source.known.iter().find(|job| job.output == one.output && is_of_another(job, one.code)) {
+            report::note(&format!("{}: another process trains it; waiting for its end", one.output.display()));
+            begun_before.push(job.clone());
+            continue;
+        }
         let words = if one.code == 0 { "finished".to_owned() } else { format!("ended with exit code {}", one.code) };
         let (number, all) = (ended.len() + 1, source.known.len());
         report::note(&format!("{words}: {} ({number} of {all})", one.output.display()));
         ended.push(one);
     }
     Ok((source.known, ended))
+}
+
+/// Whether a run was refused because another process had taken its directory meanwhile, such as one that a killed predecessor of this
+/// command had just started.
+fn is_of_another(job: &Job, code: i32) -> bool {
+    let is_refused = || reason(&job.log()).is_some_and(|reason| reason.contains("in use by another run"));
+    code != 0 && (RunLock::is_held(&job.output) || is_refused())
 }
 
 /// Sends a message when a run has ended.
@@ -496,6 +508,21 @@ mod tests {
             ["rate=1,seed=2", "rate=2,seed=1", "rate=1,seed=1", "runs/c", "90 MiB", "over 2 seeds: runs/rate=1"];
         assert!(places.map(|words| text.find(words).expect(words)).is_sorted(), "{text}");
         assert!(text.contains("macro-F1") && text.contains("60.0 % ± 14.1 %") && !text.contains("BLEU"), "{text}");
+    }
+
+    #[test]
+    fn a_run_that_another_process_began_first_is_told_from_one_that_failed() {
+        let directory = tempfile::tempdir().unwrap();
+        let job = Job { output: directory.path().join("a"), arguments: Vec::new(), priority: 0 };
+        let check = |log: &str, code: i32, expected: bool| {
+            std::fs::write(job.log(), log).unwrap();
+            assert_eq!(is_of_another(&job, code), expected, "{code}: {log}");
+        };
+        let in_use = durable_files::Error::Locked { path: job.output.clone(), pid: Some(7) };
+        check(&format!("started\nerror: {in_use}\nhint: wait\n"), 2, true);
+        check(&format!("error: {in_use}\n"), 0, false);
+        check(&format!("error: {in_use}\nerror: no rows\n"), 4, false);
+        check("", -1, false);
     }
 
     #[test]
