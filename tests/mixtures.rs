@@ -88,6 +88,26 @@ fn three_tasks_are_mixed_evenly_scored_apart_and_resumed_to_the_same_bits() {
         "{}",
         said.out
     );
+    // `eval` scores the tasks as the run did, from the run or from its config.
+    let kept = scene.run(&["eval", "--model", "whole", "--json"]).expect_code(0).json();
+    let scores = |of: &Value| {
+        ["sums", "names"].map(|task| {
+            let of = &of["tasks"][task];
+            (of["samples"].as_u64(), of["target_tokens"].as_u64(), of["loss"].as_f64().expect("a loss"))
+        })
+    };
+    for ((of_run, here), whole) in scores(&last).into_iter().zip(scores(&kept)).zip([&last, &kept]) {
+        assert_eq!((of_run.0, of_run.1), (here.0, here.1));
+        assert!((of_run.2 - here.2).abs() < 1e-5, "{of_run:?} {here:?}");
+        assert_eq!(whole["samples"], 3);
+    }
+    assert!((kept["loss"].as_f64().expect("a loss") - loss).abs() < 1e-5, "{kept}");
+    let eval = ["eval", "--model", "whole", "--config", "mixture.toml"];
+    scene.run(&eval).expect_code(0).expect_words(&["  sums: loss ", "  names: loss "]);
+    let one = ["eval", "--model", "whole", "--data", "valid.csv", "--prompt-column", "subject"];
+    let one = [&one[..], &["--response-column", "title", "--set", "data.source_prefix=name: ", "--json"]].concat();
+    let one = scene.run(&one).expect_code(0).json();
+    assert!((one["loss"].as_f64().expect("a loss") - figure("names", "loss")).abs() < 1e-5, "{one}");
     // Resuming is a seek.
     scene.run(&of(&["--max-steps", "3", "--output", "again"])).expect_code(0);
     scene.run(&of(&["--max-steps", "7", "--output", "again", "--keep-training"])).expect_code(0);
@@ -170,6 +190,10 @@ source_prefix = \"other: \"
     assert_eq!(both, [13, 13]);
     assert_eq!(counts(&steps, "one").iter().sum::<u64>(), 13, "{steps:?}");
     assert!(!scene.path("mixed/data").exists(), "nothing was converted");
+    scene.run(&["eval", "--model", "mixed"]).expect_code(0).expect_words(&["  other: loss "]);
+    let plain = short(&["--output", "plain"]);
+    scene.run(&plain).expect_code(0);
+    scene.run(&["eval", "--model", "plain"]).expect_code(2).expect_words(&["`--data` is missing", "hint: "]);
     let eval = scene.events("mixed", "eval").pop().expect("an evaluation");
     assert_eq!(eval["tasks"]["other"]["samples"], 3);
     assert_eq!(eval["samples"], 3);

@@ -205,8 +205,9 @@ pub struct EvalArgs {
     /// Model: a Hugging Face directory, a run, or a hub id in the local cache
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// Parquet, JSONL, JSON, CSV or TSV files, plain, .gz or .zst; directories or globs
-    #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = typed_path())]
+    /// Parquet, JSONL, JSON, CSV or TSV files, plain, .gz or .zst; directories or globs [default: the validation files of each task,
+    /// if the model's run or the config has a mixture]
+    #[arg(long, value_name = "FILE", num_args = 1.., value_parser = typed_path())]
     pub data: Vec<String>,
     /// Config file with the columns and token limits
     #[arg(long, value_name = "FILE")]

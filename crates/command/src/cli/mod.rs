@@ -555,7 +555,7 @@ mod tests {
         for (line, message, hint) in [
             ("--lean-rate 3", "--lean-rate", "--learn-rate"),
             ("trian", "trian", "train"),
-            ("eval --model x", "--data", "see `train_low_mem eval --help`"),
+            ("eval --data x", "--model", "see `train_low_mem eval --help`"),
             ("generate --model x", "--prompt", "see `train_low_mem generate --help`"),
             ("--resume", "--resume", "--keep-training"),
             ("serve x --listen nowhere", "such as 8080", "see `train_low_mem serve --help`"),

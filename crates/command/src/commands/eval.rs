@@ -15,7 +15,7 @@ use crate::cli::answer_flags::EvalArgs;
 use crate::cli::flag_values::Precision;
 use crate::config::keys::KEYS;
 use crate::config::unused::Circumstances;
-use crate::config::{self, Config, Origin, Values, paths};
+use crate::config::{self, Config, Origin, Tasks, Values, paths};
 use crate::data::splits::Purpose;
 use crate::data::{row_data, unpacked};
 use crate::failure::{Failure, Outcome};
@@ -28,10 +28,13 @@ use crate::model::model_directory::Adapted;
 use crate::run::open::{self, Opened};
 use crate::run::{options, run_data, setup};
 use crate::scores::class_scores;
-use crate::scores::evaluation::{self, Settings, Watcher, evaluate};
+use crate::scores::evaluation::{self, Settings, Watcher, evaluate_each};
 use crate::screen::report::RowProgress;
 use crate::screen::stop::Stop;
 use crate::screen::{report, stop};
+
+/// The key of a mixture's tasks.
+const TASKS: &str = "data.tasks";
 
 /// Evaluates a model.
 pub fn eval(flags: &EvalArgs) -> Outcome<()> {
@@ -112,8 +115,10 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         answered: &mut |row| predictions.as_mut().map_or(Ok(()), |predictions| predictions.add(row)),
         progress: &mut |done, all| progress.note(done, all),
     };
-    let figures = evaluate(&model, &opened.train, &opened.tokenizer, &settings, &stop, &mut watcher)?
-        .ok_or_else(stop::without_result)?;
+    let tasks = opened.mixture.as_ref().map(|mixture| mixture.tasks());
+    let settings = settings.of_tasks(tasks, tasks.iter().flat_map(|tasks| tasks.iter().map(|task| task.rows)));
+    let rows = (&opened.train, &opened.tokenizer);
+    let figures = evaluate_each(&model, rows, settings, &stop, &mut watcher)?.ok_or_else(stop::without_result)?;
     progress.finish();
     if figures.samples == 0 {
         return Err(Failure::unusable(format!("no row could be evaluated; {} were skipped", figures.bad_rows))
@@ -129,7 +134,8 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         report::result(&format!("{json}\n"))?;
         return Ok(());
     }
-    report::result(&format!("{}\n{}\n", figures.line(), figures.signature_lines()))?;
+    let tasks: String = figures.task_lines().map(|line| line + "\n").collect();
+    report::result(&format!("{}\n{tasks}{}\n", figures.line(), figures.signature_lines()))?;
     if let Some((classes, _)) = figures.labels.as_ref().and_then(class_scores::of) {
         report::result(&format!("\n{classes}\n"))?;
     }
@@ -172,7 +178,7 @@ fn apply_run<'a>(values: &mut Values, trained: impl Iterator<Item = &'a Path>, d
             regular_file::real_path(Path::new(file)).ok().and_then(|file| file.parent().map(Path::to_owned));
         directory.is_some() && directory == made
     };
-    let has_columns = !data.iter().all(is_made);
+    let has_columns = data.is_empty() || !data.iter().all(is_made);
     let defaults = Values::defaults();
     let decodes =
         |name: &str| name.starts_with("generation.") && of_run.setting(name).value != defaults.setting(name).value;
@@ -187,7 +193,9 @@ fn apply_run<'a>(values: &mut Values, trained: impl Iterator<Item = &'a Path>, d
     let is_of_ranking = |name: &str| ranks && (name.starts_with("task.") || name.starts_with("ranking."));
     let is_of_task =
         |name: &str| ALSO.contains(&name) || is_of_preference(name) || is_of_vectors(name) || is_of_ranking(name);
-    let is_wanted = |name: &str| is_of_task(name) || decodes(name) || has_columns && is_column(name);
+    let is_mixture = |name: &str| name == TASKS && data.is_empty();
+    let is_wanted =
+        |name: &str| is_of_task(name) || is_mixture(name) || decodes(name) || has_columns && is_column(name);
     if has_vectors && !has_columns && of_run.text("data.negative_column").is_some() {
         values.set(
             "data.negative_column",
@@ -247,9 +255,11 @@ fn config(flags: &EvalArgs, Adapted { directory, adapter }: &Adapted) -> Outcome
     if let Some(adapter) = adapter {
         set("lora.init_from", Value::String(paths::to_text(adapter.as_os_str())), "--adapter")?;
     }
-    set("data.train", Value::from(flags.data.clone()), "--data")?;
-    set("data.validation", Value::Array(Vec::new()), "--data")?;
-    set("data.tasks", Value::Array(Vec::new()), "--data")?;
+    if !flags.data.is_empty() {
+        set("data.train", Value::from(flags.data.clone()), "--data")?;
+        set("data.validation", Value::Array(Vec::new()), "--data")?;
+        set(TASKS, Value::Array(Vec::new()), "--data")?;
+    }
     set("checkpoint.model", Value::String("final".to_string()), "eval")?;
     set("checkpoint.best_metric", Value::String("loss".to_string()), "eval")?;
     set("train.early_stopping_patience", Value::String("none".to_string()), "eval")?;
@@ -281,5 +291,28 @@ fn config(flags: &EvalArgs, Adapted { directory, adapter }: &Adapted) -> Outcome
     }
     flags.decoding.apply(&mut values)?;
     flags.set.iter().try_for_each(|assignment| values.apply_assignment(assignment))?;
-    Config::resolve(values)
+    if flags.data.is_empty() && values.tables(TASKS).is_empty() {
+        return Err(Failure::usage(
+            "`--data` is missing, and neither the model's run nor `--config` has tasks of a mixture",
+        )
+        .hint("name the rows to score: `--data FILE`"));
+    }
+    let mut config = Config::resolve(values)?;
+    score_validation_rows(&mut config.data.tasks)?;
+    Ok(config)
+}
+
+/// Leaves the tasks of a mixture that have validation rows, with these alone.
+fn score_validation_rows(tasks: &mut Tasks) -> Outcome<()> {
+    let is_mixture = !tasks.tasks.is_empty();
+    tasks.tasks.retain(|task| !task.validation.is_empty());
+    if is_mixture && tasks.tasks.is_empty() {
+        return Err(Failure::usage(format!("`{TASKS}`: no task has `validation` files"))
+            .hint("name the rows to score: `--data FILE`"));
+    }
+    for task in &mut tasks.tasks {
+        (task.train, task.weight) = (std::mem::take(&mut task.validation), 1.0);
+    }
+    tasks.mixing = None;
+    Ok(())
 }

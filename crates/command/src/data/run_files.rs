@@ -39,8 +39,7 @@ pub fn files(config: &Config, task: Task, purpose: Purpose, say: fn(&str)) -> Ou
         Conversion::new(&files, chosen, options).map_err(|error| unfit(error, config))
     };
     if !config.data.tasks.tasks.is_empty() {
-        let [train, validation] =
-            [tasks::files(config, Purpose::Training)?, tasks::files(config, Purpose::Validation)?];
+        let [train, validation] = [tasks::files(config, purpose)?, tasks::files(config, Purpose::Validation)?];
         let options = read_options(config, &train.concat())?;
         let mut convert = |originals: &[PathBuf], chosen: &Chosen| convert(originals, chosen, &options);
         let (train, of_train) = tasks::part(config, train, &mut convert)?;

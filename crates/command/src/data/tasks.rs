@@ -21,10 +21,11 @@ const KEY: &str = "data.tasks";
 /// The number of files of each task; a task without such files has none.
 pub type FilesOfTasks = Vec<usize>;
 
-/// The files of each task, for training or for validation.
+/// The files of each task, for training or for validation. For scores, a task's only files are those that a run validates on.
 pub fn files(config: &Config, purpose: Purpose) -> Outcome<Vec<Vec<PathBuf>>> {
     let of_task = |task: &DataTask| -> Outcome<Vec<PathBuf>> {
-        let patterns = if purpose == Purpose::Training { &task.train } else { &task.validation };
+        let patterns = if purpose == Purpose::Validation { &task.validation } else { &task.train };
+        let purpose = if purpose == Purpose::Scores { Purpose::Validation } else { purpose };
         Ok(splits::divide(data_files::groups(KEY, patterns)?, purpose, "--set data.tasks=")?.wanted)
     };
     let tasks = config.data.tasks.tasks.iter();

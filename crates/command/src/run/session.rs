@@ -40,7 +40,7 @@ use crate::run::bits;
 use crate::run::open::Opened;
 use crate::run::saved::History;
 use crate::run::views::Log;
-use crate::scores::evaluation;
+use crate::scores::figures;
 use crate::screen::progress::StepLine;
 use crate::screen::report::Report;
 use crate::screen::stop::Stop;
@@ -224,7 +224,7 @@ impl Session {
             line["objective"] = json!(number(objective));
         }
         if let Some(preference) = &stats.preference {
-            evaluation::preference_json(preference, &mut line);
+            figures::preference_json(preference, &mut line);
         }
         if let Some(contrastive) = &stats.contrastive {
             line["in_batch_accuracy"] = json!(number(contrastive.accuracy));

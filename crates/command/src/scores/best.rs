@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use text_metrics::Metric;
 use trainer::preference::PreferenceStats;
 
-use crate::scores::evaluation::Figures;
+use crate::scores::figures::Figures;
 
 /// The value by which evaluations are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

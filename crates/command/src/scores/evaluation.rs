@@ -8,25 +8,20 @@ use std::rc::Rc;
 use std::sync::{Arc, Once};
 
 use collective::Group;
-use dataloader::{Batch, DataLoader, LoaderOptions, Position, Tokenizer};
-use memory_policy::plural;
+use dataloader::{Batch, DataLoader, LoaderOptions, MixedTask, Position, Tokenizer};
 use parquet_dataset::Dataset;
 use planner::{NOTHING_AHEAD, RowCounts, in_file_order};
-use run_report::visible;
-use serde_json::{Value, json};
 use t5::{EvalContext, GenerateOptions, T5};
 use text_metrics::Metric;
-use text_metrics::labels::Labels;
 use trainer::RowLabels;
-use trainer::contrastive::{Contrastive, Retrieval};
-use trainer::evaluate::{Answered, Computed, EvaluateOptions, Evaluation, EvaluationBatch, EvaluationReport, Example};
-use trainer::preference::{Preference, PreferenceStats};
-use trainer::ranking::{Ranking, RankingStats};
+use trainer::contrastive::Contrastive;
+use trainer::evaluate::{Answered, Computed, EvaluateOptions, Evaluation, EvaluationBatch, EvaluationReport};
+use trainer::preference::Preference;
+use trainer::ranking::Ranking;
 
 use crate::config::Config;
 use crate::failure::{Failure, Outcome};
-use crate::files::metrics::number;
-use crate::scores::class_scores;
+use crate::scores::figures::Figures;
 use crate::screen::report;
 use crate::screen::stop::Stop;
 
@@ -67,39 +62,6 @@ pub struct Settings {
     pub loader: LoaderOptions,
 }
 
-/// The result of an evaluation.
-#[derive(Clone, Debug)]
-pub struct Figures {
-    /// Rows scored.
-    pub samples: u64,
-    /// Rows left out because they were null, empty or not UTF-8.
-    pub bad_rows: u64,
-    /// Target tokens scored.
-    pub target_tokens: u64,
-    /// Mean loss of a target token.
-    pub loss: f64,
-    /// `exp(loss)`.
-    pub perplexity: f64,
-    /// Rows generated.
-    pub generated_samples: u64,
-    /// The scores of the answers, BLEU and exact match among them.
-    pub values: Vec<(Metric, f64)>,
-    /// The settings of scores that have settings.
-    pub signatures: Vec<(Metric, String)>,
-    /// The requested scores.
-    pub wanted: Vec<Metric>,
-    /// The counts of labels, if accuracy or macro-F1 was asked for.
-    pub labels: Option<Labels>,
-    /// A few answers.
-    pub examples: Vec<Example>,
-    /// Right answers beside rejected ones.
-    pub preference: Option<PreferenceStats>,
-    /// How well vectors find each other.
-    pub retrieval: Option<Retrieval>,
-    /// How well texts are ranked.
-    pub ranking: Option<RankingStats>,
-}
-
 /// Callbacks of an evaluation, and the processes that share it.
 pub struct Watcher<'a> {
     /// Called with each answer, in the order of the rows.
@@ -120,11 +82,30 @@ pub struct AnsweredRow<'a> {
     pub answered: &'a Answered<'a>,
 }
 
-/// Evaluates `model`. Returns `None` if a stop was requested meanwhile; this is checked before every block, token and row.
-pub fn evaluate(
+/// Evaluates `model` on the rows of each task, or on all rows if they have no tasks. Returns `None` if a stop was requested meanwhile, or
+/// if no task has rows.
+pub fn evaluate_each(
     model: &T5,
-    dataset: &Arc<Dataset>,
-    tokenizer: &Arc<Tokenizer>,
+    rows: (&Arc<Dataset>, &Arc<Tokenizer>),
+    settings: Vec<(Option<String>, Settings)>,
+    stop: &Stop,
+    watcher: &mut Watcher,
+) -> Outcome<Option<Figures>> {
+    let mut tasks = Vec::new();
+    for (name, settings) in settings {
+        let Some(figures) = evaluate(model, rows, &settings, stop, watcher)? else { return Ok(None) };
+        match name {
+            Some(name) => tasks.push((name, figures)),
+            None => return Ok(Some(figures)),
+        }
+    }
+    Ok(Figures::of_tasks(tasks))
+}
+
+/// Evaluates `model`. Returns `None` if a stop was requested meanwhile; this is checked before every block, token and row.
+fn evaluate(
+    model: &T5,
+    (dataset, tokenizer): (&Arc<Dataset>, &Arc<Tokenizer>),
     settings: &Settings,
     stop: &Stop,
     watcher: &mut Watcher,
@@ -183,7 +164,7 @@ pub fn evaluate(
         return Ok(None);
     }
     let [generated, scored] = evaluations;
-    Ok(Some(Figures::sum(generated.finish()?, &scored.finish()?, bad_rows, settings)))
+    Ok(Some(settings.figures(generated.finish()?, &scored.finish()?, bad_rows)))
 }
 
 /// Pairs each answer of a batch with that of the row before, which may be in the batch before. The first row has its own. Returns the last
@@ -330,6 +311,20 @@ impl Settings {
         RowCounts::new(self.samples, self.generate_samples, Some(rows))
     }
 
+    /// These settings for the rows of each task, with its name: the tasks' rows lie one after the other, as many as `rows` says. Without
+    /// tasks, for all rows.
+    pub fn of_tasks(self, tasks: Option<&[MixedTask]>, rows: impl Iterator<Item = u64>) -> Vec<(Option<String>, Self)> {
+        let Some(tasks) = tasks else { return vec![(None, self)] };
+        let mut end = 0;
+        let of_tasks = tasks.iter().zip(rows).map(|(task, rows)| {
+            end += rows;
+            let mut settings = Self { task: Some(end - rows..end), ..self.clone() };
+            settings.loader.source_prefix.clone_from(&task.source_prefix);
+            (Some(task.name.clone()), settings)
+        });
+        of_tasks.filter(|(_, settings)| settings.task.as_ref().is_some_and(|rows| !rows.is_empty())).collect()
+    }
+
     fn options(&self, generate: bool) -> EvaluateOptions {
         let mut metrics = [&[Metric::Bleu, Metric::ExactMatch], self.metrics.as_slice()].concat();
         metrics.sort_unstable();
@@ -379,11 +374,9 @@ impl Settings {
     fn has_references(&self) -> bool {
         self.loader.objective.is_of_texts() && self.contrastive.is_none()
     }
-}
 
-impl Figures {
     /// Combines both parts. Each target token has the same weight.
-    fn sum(generated: EvaluationReport, scored: &EvaluationReport, bad_rows: u64, settings: &Settings) -> Self {
+    fn figures(&self, generated: EvaluationReport, scored: &EvaluationReport, bad_rows: u64) -> Figures {
         let target_tokens = generated.target_tokens + scored.target_tokens;
         let loss_sum = |report: &EvaluationReport| {
             #[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^53")]
@@ -392,20 +385,20 @@ impl Figures {
         #[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^53")]
         let loss = (loss_sum(&generated) + loss_sum(scored)) / target_tokens as f64;
         let pairs = [generated.pairs.as_slice(), &scored.pairs].concat();
-        let preference = settings.preference.filter(|_| !pairs.is_empty()).map(|of| of.of_batch(&pairs).1);
+        let preference = self.preference.filter(|_| !pairs.is_empty()).map(|of| of.of_batch(&pairs).1);
         let vectors = [generated.vectors.as_slice(), &scored.vectors].concat();
         let rows = (generated.samples + scored.samples).max(1) as usize;
-        let retrieval = settings.contrastive.as_ref().filter(|_| !vectors.is_empty()).map(|(of, rows_of_a_step)| {
+        let retrieval = self.contrastive.as_ref().filter(|_| !vectors.is_empty()).map(|(of, rows_of_a_step)| {
             of.retrieval(&vectors, vectors.len() / (rows * of.texts_of_a_row()), *rows_of_a_step)
         });
         let ranked = [generated.ranked.as_slice(), &scored.ranked].concat();
-        let ranking = settings.ranking.as_ref().filter(|_| !ranked.is_empty()).map(|(of, _)| of.stats(&ranked));
+        let ranking = self.ranking.as_ref().filter(|_| !ranked.is_empty()).map(|(of, _)| of.stats(&ranked));
         let loss = retrieval.map(|of| of.loss).or(ranking.map(|of| of.loss)).unwrap_or(loss);
         let (values, signatures, labels, examples) = match generated.generation {
             Some(answers) => (answers.values, answers.signatures, answers.labels, answers.examples),
             None => Default::default(),
         };
-        Self {
+        Figures {
             samples: generated.samples + scored.samples,
             bad_rows,
             target_tokens,
@@ -414,172 +407,13 @@ impl Figures {
             generated_samples: generated.samples,
             values,
             signatures,
-            wanted: settings.metrics.clone(),
+            wanted: self.metrics.clone(),
             labels,
             examples,
             preference,
             retrieval,
             ranking,
+            tasks: Vec::new(),
         }
     }
-
-    /// The results of several tasks as one: the loss of all their target tokens, and the mean of each score over the tasks.
-    pub fn of_tasks(tasks: &[Figures]) -> Option<Self> {
-        let first = tasks.first()?;
-        let sum = |of: fn(&Figures) -> u64| tasks.iter().map(of).sum::<u64>();
-        let target_tokens = sum(|of| of.target_tokens);
-        #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
-        let (loss, count) = (
-            tasks.iter().map(|of| of.loss * of.target_tokens as f64).sum::<f64>() / target_tokens as f64,
-            tasks.len() as f64,
-        );
-        let mean =
-            |metric: Metric| Some((metric, tasks.iter().map(|of| of.value(metric)).sum::<Option<f64>>()? / count));
-        Some(Self {
-            samples: sum(|of| of.samples),
-            bad_rows: sum(|of| of.bad_rows),
-            target_tokens,
-            loss,
-            perplexity: loss.exp(),
-            generated_samples: sum(|of| of.generated_samples),
-            values: first.values.iter().filter_map(|(metric, _)| mean(*metric)).collect(),
-            signatures: first.signatures.clone(),
-            wanted: first.wanted.clone(),
-            labels: None,
-            examples: tasks.iter().flat_map(|of| of.examples.iter().take(1).cloned()).collect(),
-            preference: None,
-            retrieval: None,
-            ranking: None,
-        })
-    }
-
-    /// A score of the answers; `None` if there are no answers, or they do not have it.
-    pub fn value(&self, metric: Metric) -> Option<f64> {
-        self.values.iter().find(|(other, _)| *other == metric).map(|(_, value)| *value)
-    }
-
-    /// The fields of the `eval` event, and the output of `eval --json`.
-    pub fn to_json(&self) -> Value {
-        let mut json = json!({
-            "loss": number(self.loss),
-            "perplexity": number(self.perplexity),
-            "bleu": self.value(Metric::Bleu),
-            "exact_match": self.value(Metric::ExactMatch),
-            "samples": self.samples,
-            "generated_samples": self.generated_samples,
-            "target_tokens": self.target_tokens,
-            "bad_rows": self.bad_rows,
-            "metrics": self.wanted.iter().map(|metric| metric.name()).collect::<Vec<_>>(),
-        });
-        for (metric, value) in &self.values {
-            json[metric.name()] = json!(value);
-        }
-        for (metric, signature) in &self.signatures {
-            json[format!("{metric}_signature")] = json!(signature);
-        }
-        if let Some(preference) = &self.preference {
-            preference_json(preference, &mut json);
-        }
-        if let Some((_, labels)) = self.labels.as_ref().and_then(class_scores::of) {
-            json["classes"] = labels;
-        }
-        for (name, value) in self.found() {
-            json[name] = number(value);
-        }
-        json
-    }
-
-    /// The scores of what is found first, by their names in events.
-    fn found(&self) -> impl Iterator<Item = (&'static str, f64)> {
-        let ranked = self.ranking.map(|of| [("mrr@10", of.mrr), ("ndcg@10", of.ndcg)]);
-        self.retrieval.iter().flat_map(retrieval_scores).chain(ranked.into_iter().flatten())
-    }
-
-    /// The results in one line of text.
-    pub fn line(&self) -> String {
-        let scores: String = self
-            .wanted
-            .iter()
-            .filter_map(|metric| Some(format!("  {} {}", metric.title(), metric.shown(self.value(*metric)?))))
-            .collect();
-        if self.retrieval.is_some() || self.ranking.is_some() {
-            let scores: String = self.found().map(|(name, value)| format!("  {name} {value:.4}")).collect();
-            let lists = self.ranking.map_or_else(String::new, |of| format!("{}, ", plural(of.lists, "list")));
-            return format!("loss {:.4}{scores}  ({lists}{} rows)", self.loss, self.samples);
-        }
-        let preference = self.preference.as_ref().map_or_else(String::new, |of| {
-            let preferred = of.accuracy.map_or_else(String::new, |share| format!("preferred {:.1} %  ", 100.0 * share));
-            format!("preference loss {:.4}  {preferred}", of.loss)
-        });
-        format!(
-            "{preference}loss {:.4}  perplexity {}{scores}  ({} rows, {} generated)",
-            self.loss,
-            perplexity(self.perplexity),
-            self.samples,
-            self.generated_samples
-        )
-    }
-
-    /// The settings of the requested scores, one per line.
-    pub fn signature_lines(&self) -> String {
-        let is_wanted = |metric: &Metric| self.wanted.contains(metric);
-        let mut lines: Vec<String> = Vec::new();
-        for (_, signature) in self.signatures.iter().filter(|(metric, _)| is_wanted(metric)) {
-            if !lines.contains(signature) {
-                lines.push(signature.clone());
-            }
-        }
-        lines.join("\n")
-    }
-
-    /// The examples for the `eval` event, with long texts cut.
-    pub fn examples_json(&self) -> Value {
-        const MAX_CHARACTERS: usize = 1000;
-        let text = |text: &str| run_report::figures::clipped(text, MAX_CHARACTERS);
-        let examples = self.examples.iter().map(|example| {
-            json!({"prompt": text(&example.source), "answer": text(&example.hypothesis), "expected": text(&example.reference)})
-        });
-        examples.collect()
-    }
-
-    /// The examples as text.
-    pub fn examples_text(&self) -> String {
-        const MAX_CHARACTERS: usize = 60;
-        let shown = |text: &str| visible::line(&run_report::figures::clipped(text, MAX_CHARACTERS)).into_owned();
-        let lines = self.examples.iter().map(|example| {
-            let is_right = example.hypothesis.trim() == example.reference.trim();
-            let verdict = if is_right { "right" } else { "wrong" };
-            let wanted = if is_right { String::new() } else { format!("   (expected {})", shown(&example.reference)) };
-            format!("  {verdict}  {} -> {}{wanted}", shown(&example.source), shown(&example.hypothesis))
-        });
-        lines.collect::<Vec<_>>().join("\n")
-    }
-}
-
-/// The scores of vectors, by their names in events.
-fn retrieval_scores(of: &Retrieval) -> [(&'static str, f64); 4] {
-    [("recall@1", of.recall[0]), ("recall@10", of.recall[1]), ("mrr@10", of.mrr), ("ndcg@10", of.ndcg)]
-}
-
-/// Adds the numbers of a loss of preferences to an event, by TRL's names.
-pub fn preference_json(of: &PreferenceStats, event: &mut Value) {
-    let [chosen, rejected] = of.rewards;
-    let numbers = [
-        ("preference_loss", Some(of.loss)),
-        ("kl", of.kl),
-        ("rewards/chosen", chosen),
-        ("rewards/rejected", rejected),
-        ("rewards/margins", of.margin()),
-        ("rewards/accuracies", of.accuracy),
-        ("logps/chosen", of.log_probabilities[0]),
-        ("logps/rejected", of.log_probabilities[1]),
-    ];
-    for (name, value) in numbers {
-        value.into_iter().for_each(|value| event[name] = number(value));
-    }
-}
-
-/// A perplexity as text: that of an untrained model is unlimited.
-pub fn perplexity(perplexity: f64) -> String {
-    if perplexity < 1e6 { format!("{perplexity:.2}") } else { format!("{perplexity:.1e}") }
 }

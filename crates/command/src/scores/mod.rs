@@ -3,3 +3,4 @@
 pub mod best;
 pub mod class_scores;
 pub mod evaluation;
+pub mod figures;

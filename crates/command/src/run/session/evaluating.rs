@@ -11,7 +11,8 @@ use crate::run::options;
 use crate::run::saved::saved_state;
 use crate::scores::best::Measure;
 use crate::scores::class_scores;
-use crate::scores::evaluation::{self, Figures, Settings};
+use crate::scores::evaluation::{self, Settings};
+use crate::scores::figures::Figures;
 
 impl Session {
     /// Whether this step has been evaluated, or there is nothing to evaluate on.
@@ -36,23 +37,15 @@ impl Session {
         let settings = self.settings_of_tasks();
         let rows = settings.iter().map(|(_, settings)| settings.counts(&dataset).evaluated).sum();
         self.report.line(&format!("evaluating {}", plural(rows, "row")));
-        let model = self.trainer.model();
+        let (model, rows) = (self.trainer.model(), (&dataset, &self.opened.tokenizer));
         let report = &self.report;
         let mut progress = |done, all| report.evaluating(done, all);
         let group = self.group.as_ref();
         let mut watcher = evaluation::Watcher { answered: &mut |_| Ok(()), progress: &mut progress, group };
-        let mut of_tasks = Vec::new();
-        for (_, settings) in &settings {
-            let tokenizer = &self.opened.tokenizer;
-            let Some(figures) = evaluation::evaluate(model, &dataset, tokenizer, settings, &self.stop, &mut watcher)?
-            else {
-                return Ok(());
-            };
-            of_tasks.push(figures);
-        }
+        let figures = evaluation::evaluate_each(model, rows, settings, &self.stop, &mut watcher)?;
+        let Some(figures) = figures else { return Ok(()) };
         self.check_prediction(&names::EVALUATION)?;
-        let names: Vec<Option<String>> = settings.into_iter().map(|(name, _)| name).collect();
-        self.note_evaluation(&names, of_tasks)?;
+        self.note_evaluation(&figures)?;
         heap::release_unused();
         self.note_memory("after evaluation")
     }
@@ -61,49 +54,21 @@ impl Session {
     fn settings_of_tasks(&self) -> Vec<(Option<String>, Settings)> {
         let settings = options::evaluation(&self.config, &self.opened, &self.plan);
         let settings = Settings { reference: self.trainer.frozen().cloned(), ..settings };
-        let Some(mixture) = &self.opened.mixture else { return vec![(None, settings)] };
-        let mut end = 0;
-        let of_tasks = mixture.tasks().iter().zip(&self.opened.validation_of_tasks).map(|(task, rows)| {
-            end += rows;
-            let mut settings = Settings { task: Some(end - rows..end), ..settings.clone() };
-            settings.loader.source_prefix.clone_from(&task.source_prefix);
-            (Some(task.name.clone()), settings)
-        });
-        of_tasks.filter(|(_, settings)| settings.task.as_ref().is_some_and(|rows| !rows.is_empty())).collect()
+        let tasks = self.opened.mixture.as_ref().map(|mixture| mixture.tasks());
+        settings.of_tasks(tasks, self.opened.validation_of_tasks.iter().copied())
     }
 
-    fn note_evaluation(&mut self, names: &[Option<String>], of_tasks: Vec<Figures>) -> Outcome<()> {
+    fn note_evaluation(&mut self, figures: &Figures) -> Outcome<()> {
         let step = self.trainer.step_count();
-        let tasks: serde_json::Map<String, serde_json::Value> = names
-            .iter()
-            .zip(&of_tasks)
-            .filter_map(|(name, figures)| Some((name.clone()?, figures.to_json())))
-            .collect();
-        let lines: Vec<String> = names
-            .iter()
-            .zip(&of_tasks)
-            .filter_map(|(name, figures)| Some(format!("  {}: {}", name.as_ref()?, figures.line())))
-            .collect();
-        let figures = match <[Figures; 1]>::try_from(of_tasks) {
-            Ok([figures]) => figures,
-            Err(of_tasks) => match Figures::of_tasks(&of_tasks) {
-                Some(figures) => figures,
-                None => return Ok(()),
-            },
-        };
-        let figures = &figures;
         let mut fields = figures.to_json();
         fields["step"] = json!(step);
-        if !tasks.is_empty() {
-            fields["tasks"] = tasks.into();
-        }
         let mut event = fields.clone();
         event["examples"] = figures.examples_json();
         self.note_event("eval", event);
         self.warn_of_labels(figures)?;
         self.report.note_validation(figures.loss);
         self.report.line(&format!("evaluation at step {step}: {}", figures.line()));
-        lines.iter().for_each(|line| self.report.line(line));
+        figures.task_lines().for_each(|line| self.report.line(&line));
         if !figures.examples.is_empty() && step > 0 {
             self.report.line(&figures.examples_text());
         }
