@@ -38,9 +38,7 @@ fn an_adapter_is_trained_beside_a_model_that_stays_as_it_is_and_no_weight_of_it_
         assert!(saved.keys().all(|name| name.starts_with("base_model.model.") && name.contains(".lora_")));
         assert!(!scene.path(&format!("{directory}/model.safetensors")).exists());
     }
-    let started = &scene.events("tuned", "plan")[0];
-    let ended = &scene.events("tuned", "end")[0];
-    assert!(ended["peak_rss_bytes"].as_u64() <= started["predicted_peak_bytes"].as_u64().map(|peak| peak + (8 << 20)));
+    scene.expect_predicted_peaks("tuned");
 }
 
 #[test]

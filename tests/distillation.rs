@@ -79,11 +79,7 @@ fn the_peak_beside_a_teacher_is_predicted() {
     scene
         .run(&learn("run", &["--set", "data.max_source_tokens=96", "--set", "data.max_target_tokens=96"]))
         .expect_code(0);
-    let steps = scene.events("run", "step");
-    let [peak, predicted] =
-        ["peak_rss_bytes", "predicted_peak_bytes"].map(|name| figures(&steps, name).into_iter().fold(0.0, f64::max));
-    let most = (predicted * 1.02).max(predicted + f64::from(4 << 20));
-    assert!(peak <= most, "{peak} of {predicted}");
+    scene.expect_predicted_peaks("run");
 }
 
 #[test]

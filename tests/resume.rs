@@ -54,10 +54,7 @@ fn a_run_with_adamw_goes_on_to_the_same_bits_and_its_state_is_in_the_plan() {
     let arguments = short(&[&adamw[..], &["--keep-training"]].concat());
     scene.run(&arguments).expect_code(0).expect_words(&["AdamW, learning rate 1.00e-3", "AdamW, two moments"]);
     assert_eq!(scene.read("run/model/model.safetensors"), expected);
-    for (ended, planned) in scene.events("run", "end").iter().zip(scene.events("run", "plan")) {
-        let predicted = planned["predicted_peak_bytes"].as_u64();
-        assert!(ended["peak_rss_bytes"].as_u64() <= predicted.map(|peak| peak + (8 << 20)), "{ended} {planned}");
-    }
+    scene.expect_predicted_peaks("run");
     let other = short(&["--keep-training", "--set", "optimizer.name=adafactor", "--set", "train.max_steps=8"]);
     scene.run(&other).expect_code(2).expect_words(&["optimizer.name was \"adamw\"", "--allow-changed model"]);
 }
@@ -82,10 +79,7 @@ fn a_run_with_moments_in_int8_goes_on_to_the_same_bits_within_a_smaller_bill() {
     scene.run(&short(&["--set", "optimizer.name=adamw", "--output", "f32"])).expect_code(0);
     let (int8_bytes, f32_bytes) = (state("run"), state("f32"));
     assert!(4 * int8_bytes < f32_bytes * 11 / 10, "{int8_bytes} instead of {f32_bytes}");
-    for (ended, planned) in scene.events("run", "end").iter().zip(scene.events("run", "plan")) {
-        let predicted = planned["predicted_peak_bytes"].as_u64();
-        assert!(ended["peak_rss_bytes"].as_u64() <= predicted.map(|peak| peak + (8 << 20)), "{ended} {planned}");
-    }
+    scene.expect_predicted_peaks("run");
     let f32 = ["--set", "optimizer.state_precision=f32", "--set", "train.max_steps=8"];
     scene
         .run(&short(&[&int8[..2], &f32, &["--keep-training"]].concat()))

@@ -252,6 +252,18 @@ impl Scene {
         started(self.under(launcher, arguments))
     }
 
+    /// Checks that no peak of a run was above its prediction by more than 2 % or 4 MiB.
+    #[track_caller]
+    pub fn expect_predicted_peaks(&self, run: &str) {
+        let steps = self.events(run, "step");
+        let bytes = |step: &Value, name: &str| step[name].as_u64().expect("bytes");
+        for step in &steps {
+            let [peak, predicted] = ["peak_rss_bytes", "predicted_peak_bytes"].map(|name| bytes(step, name));
+            assert!(peak <= predicted + (predicted / 50).max(4 << 20), "{run}: {peak} of {predicted}: {step}");
+        }
+        assert!(!steps.is_empty(), "{run} has steps");
+    }
+
     /// The events of a run's `metrics.jsonl` with this name.
     #[track_caller]
     pub fn events(&self, run: &str, event: &str) -> Vec<Value> {
