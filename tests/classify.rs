@@ -168,6 +168,105 @@ fn rows_without_a_usable_label_are_refused_or_counted() {
 }
 
 #[test]
+fn sources_with_any_number_of_labels_are_learned_and_scored_label_by_label() {
+    let scene = scene();
+    let rows = [
+        ("it was great", vec!["good", "short"]),
+        ("it was bad", vec!["short"]),
+        ("great fun", vec!["good"]),
+        ("a day", vec![]),
+    ];
+    let lines = |row: &dyn Fn(&(&str, Vec<&str>)) -> String| (0..4).flat_map(|_| &rows).map(row).collect::<String>();
+    scene.write("sets.jsonl", lines(&|(text, labels)| format!("{}\n", json!({"text": text, "labels": labels}))));
+    let csv = lines(&|(text, labels)| format!("{text},\"{}\"\n", labels.join(", ")));
+    scene.write("sets.csv", format!("text,labels\n{csv}"));
+    let task = "multi-label-classification";
+    let rarely = ["--set", "checkpoint.every_steps=99"];
+    let losses = |run: &str| -> Vec<Value> {
+        scene.events(run, "step").iter().take(2).map(|step| step["loss"].clone()).collect()
+    };
+    train(&scene, task, "sets.jsonl", &[&rarely[..], &["--max-steps", "30", "--output", "whole"]].concat())
+        .expect_code(0)
+        .expect_words(&["` to any"]);
+    train(&scene, task, "sets.csv", &[&rarely[..], &["--max-steps", "2", "--output", "csv"]].concat()).expect_code(0);
+    assert_eq!(losses("whole"), losses("csv"));
+    let written = config(&scene, "whole");
+    assert_eq!(written["problem_type"], "multi_label_classification");
+    assert_eq!(written["id2label"], json!({"0": "good", "1": "short"}));
+    let evaluated = scene.run(&["eval", "--model", "whole", "--data", "sets.jsonl", "--json"]).expect_code(0).json();
+    for score in ["accuracy", "micro_f1", "macro_f1"] {
+        assert_eq!(evaluated[score], 1.0, "{score}: {evaluated}");
+    }
+    assert_eq!((&evaluated["samples"], &evaluated["target_tokens"]), (&json!(16), &json!(32)), "{evaluated}");
+    let [odd, good] = [vec!["good", "new"], vec!["good"]].map(|labels| json!({"text": "a", "labels": labels}));
+    scene.write("odd.jsonl", format!("{odd}\n{good}\n"));
+    let evaluated = scene.run(&["eval", "--model", "whole", "--data", "odd.jsonl", "--json"]).expect_code(0).json();
+    assert_eq!((&evaluated["samples"], &evaluated["bad_rows"]), (&json!(1), &json!(1)), "{evaluated}");
+}
+
+#[test]
+fn weights_of_classes_change_what_a_classifier_minimises_and_unknown_classes_are_refused() {
+    let scene = scene();
+    let run = |file: &str, task: &str, weights: &str, output: &str| {
+        let weights = format!("task.class_weights={weights}");
+        train(&scene, task, file, &["--set", &weights, "--output", output, "--set", "memory.micro_batch_samples=3"])
+    };
+    train(&scene, "classification", "labels.jsonl", &["--output", "plain"]).expect_code(0);
+    run("labels.jsonl", "classification", "{ good = 3, bad = 0.5 }", "weighted").expect_code(0);
+    run("words.jsonl", "token-classification", "{ B-GOOD = 4 }", "words").expect_code(0);
+    assert!(scene.events("plain", "step").iter().all(|step| step["objective"].is_null()));
+    for run in ["weighted", "words"] {
+        let steps = scene.events(run, "step");
+        // A batch of one class has the same mean with and without weights.
+        assert!(
+            steps.iter().any(|step| step["objective"].as_f64().expect("a number") != step["loss"]),
+            "{run}: {steps:?}"
+        );
+        let step = steps.last().expect("a step");
+        let [peak, predicted] = ["peak_rss_bytes", "predicted_peak_bytes"].map(|name| step[name].as_u64());
+        assert!(peak <= predicted, "{run}: {peak:?}, {predicted:?}");
+    }
+    run("labels.jsonl", "classification", "{ great = 3 }", "odd")
+        .expect_code(2)
+        .expect_words(&["no row has the class `great`", "the classes are `bad`, `good`"]);
+    run("labels.jsonl", "classification", "{ good = -1 }", "odd")
+        .expect_code(2)
+        .expect_words(&["expected a number from 0 up"]);
+    run("numbers.jsonl", "regression", "{ good = 2 }", "odd")
+        .expect_code(2)
+        .expect_words(&["the model has no classes"]);
+    let smoothed = ["--set", "task.class_weights={ good = 2 }", "--set", "train.label_smoothing=0.1"];
+    train(&scene, "classification", "labels.jsonl", &smoothed).expect_code(2).expect_words(&["train.label_smoothing"]);
+}
+
+#[test]
+fn residues_have_a_label_each_as_a_text_or_as_a_list() {
+    let scene = scene();
+    let rows = |labels: &dyn Fn(&str) -> Value| -> String {
+        let one =
+            |(sequence, tags): (&str, &str)| format!("{}\n", json!({"sequence": sequence, "labels": labels(tags)}));
+        [("MKUV", "HHCE"), ("VKM", "EHH"), ("MMZ", "HHC")].map(one).concat().repeat(4)
+    };
+    scene.write("text.jsonl", rows(&|tags| json!(tags)));
+    scene.write("list.jsonl", rows(&|tags| tags.chars().map(String::from).collect()));
+    scene.write("x.jsonl", rows(&|tags| json!(tags)).replace('U', "X").replace('Z', "X"));
+    let losses = |file: &str| -> Vec<Value> {
+        train(&scene, "token-classification", file, &["--output", &file.replace('.', "-")]).expect_code(0);
+        scene.events(&file.replace('.', "-"), "step").iter().map(|step| step["loss"].clone()).collect()
+    };
+    let whole = losses("text.jsonl");
+    assert!(whole == losses("list.jsonl") && whole == losses("x.jsonl"));
+    assert_eq!(config(&scene, "text-jsonl")["id2label"], json!({"0": "C", "1": "E", "2": "H"}));
+    scene.write(
+        "short.jsonl",
+        format!("{}\n", json!({"sequence": "MKV".repeat(9), "labels": "HH"})).repeat(2) + &rows(&|tags| json!(tags)),
+    );
+    train(&scene, "token-classification", "short.jsonl", &["--set", "data.bad_rows=error"])
+        .expect_code(4)
+        .expect_words(&["row 0", "`response` has another number of labels than there are words"]);
+}
+
+#[test]
 fn an_adapter_beside_a_classifier_holds_its_layers_and_its_labels_and_is_merged_to_the_same_answers() {
     let scene = scene();
     scene.run(&short(&["--max-steps", "1", "--output", "base"])).expect_code(0);

@@ -7,6 +7,7 @@ the norm of the gradient before clipping; `golden.safetensors` has `final.PARAME
 `CASE_adapter` has the same for an adapter of PEFT beside the classifier of CASE: `start` and `final` are what PEFT saved.
 Cases of `GEMMA` are T5Gemma and T5Gemma 2, one source at a time: beside longer sources transformers takes the label of a shorter one a token
 later.
+`weighted` has steps of these classifiers with weights of their classes, as torch's losses take them: the loss of a step is the weighted one.
 `contrastive` has steps of `encoder` with losses of its vectors, written out as sentence-transformers defines them: by case the settings, and of
 each step the rows of texts, the loss and the norm of the gradient.
 """
@@ -38,7 +39,10 @@ CASES = {
     "sequence": (T5ForSequenceClassification, LABELS),
     "regression": (T5ForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}),
     "tokens": (T5ForTokenClassification, {"id2label": dict(enumerate(TAGS)), "label2id": {name: index for index, name in enumerate(TAGS)}}),
+    "label_sets": (T5ForSequenceClassification, LABELS | {"problem_type": "multi_label_classification"}),
 }  # fmt: skip
+# case -> weights of its classes
+WEIGHTS = {"sequence": [0.5, 1.0, 3.0], "tokens": [0.25, 2.0, 1.0, 0.0, 1.5], "label_sets": [2.0, 1.0, 0.5]}
 # name -> (class, generation, kind of labels, whether the decoder is read)
 GEMMA = {
     "gemma_sequence": (T5GemmaForSequenceClassification, 1, "sequence", True),
@@ -67,6 +71,7 @@ def write(folder):
         write_classifier(folder / name, name, model_class, CONFIG | changes, seed=100 + index)
     for index, (name, arguments) in enumerate(ADAPTERS.items()):
         write_adapter(folder, name, arguments, seed=200 + index)
+    write_weighted(folder, seed=250)
     write_contrastive(folder, seed=300)
     write_gemma(folder, seed=400)
 
@@ -181,6 +186,22 @@ def write_adapter(folder, name, arguments, seed):
     write_json(here / "golden.json", {"optimizer": OPTIMIZER, "grad_clip_norm": CLIP_NORM, "steps": steps})
 
 
+def write_weighted(folder, seed):
+    cases = {}
+    for index, (name, weights) in enumerate(WEIGHTS.items()):
+        generator = torch.Generator().manual_seed(seed + index)
+        model = CASES[name][0].from_pretrained(folder / name, dtype=torch.float64, attn_implementation="eager")
+        cases[name] = {"weights": weights, "steps": train(name, model, generator, weights=weights)}
+    write_json(folder / "weighted.json", {"optimizer": OPTIMIZER, "grad_clip_norm": CLIP_NORM, "cases": cases})
+
+
+def weighted_loss(logits, labels, weights):
+    weights = torch.tensor(weights, dtype=logits.dtype)
+    if labels.shape == logits.shape:
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights)
+    return torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), weight=weights)
+
+
 def write_contrastive(folder, seed):
     cases = {}
     for index, (name, settings) in enumerate(CONTRASTIVE.items()):
@@ -229,7 +250,7 @@ def contrastive_loss(vectors, settings):
     return torch.nn.functional.cross_entropy(scores, torch.arange(len(vectors)))
 
 
-def train(name, model, generator, first=3, is_alone=False, optimizer=OPTIMIZER):
+def train(name, model, generator, first=3, is_alone=False, optimizer=OPTIMIZER, weights=None):
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, **optimizer)
@@ -242,6 +263,8 @@ def train(name, model, generator, first=3, is_alone=False, optimizer=OPTIMIZER):
             rows = [tensor[row : row + 1, ..., : len(source)] if tensor.dim() > 1 else tensor[row : row + 1] for row, source in enumerate(sources)]
             losses = [model(**inputs([source]), labels=row).loss * count for source, row, count in zip(sources, rows, counts, strict=True) if count]
             loss = sum(losses) / sum(counts)
+        elif weights:
+            loss = weighted_loss(model(**inputs(sources)).logits, tensor, weights)
         else:
             loss = model(**inputs(sources), labels=tensor).loss
         loss.backward()
@@ -257,6 +280,9 @@ def make_labels(name, sources, generator):
     if name == "sequence":
         labels = torch.randint(0, len(NAMES), (len(sources),), generator=generator)
         return [[label] for label in labels.tolist()], labels
+    if name == "label_sets":
+        labels = torch.randint(0, 2, (len(sources), len(NAMES)), generator=generator)
+        return labels.tolist(), labels.double()
     if name == "regression":
         # Quarters are exact in f32.
         labels = torch.randint(-8, 9, (len(sources),), generator=generator).double() / 4

@@ -249,7 +249,7 @@ impl BatchMaker {
             };
             let place = TextLocation { dataset: &self.dataset, row, column };
             let mut text = self.objective.text(place, bytes, held, key.derive(row), stop);
-            if text.is_blank().map_err(|fault| NoSample::new(fault, number))? {
+            if text.is_blank().map_err(|fault| NoSample::new(fault, number))? && !self.objective.may_be_empty(number) {
                 return Err(refused(BadValue::Empty));
             }
             if self.objective.is_of_labels(number) && (held.len() as u64) < bytes {
@@ -337,7 +337,7 @@ impl BatchMaker {
             }
             if self.objective.is_of_labels(number) {
                 let text = text.beginning().map_err(|fault| NoSample::new(fault, number))?;
-                ids.push(vec![self.objective.label(text)?]);
+                ids.push(self.objective.labels(text)?);
                 continue;
             }
             let (prefix, most) = (self.prefix(number, row), self.objective.most_tokens(number));

@@ -39,7 +39,8 @@ pub use error::{BadRow, BadValue, Error};
 pub use loader::{BatchShare, DataLoader, LoaderLimits, LoaderOptions};
 pub use mixture::{MixedTask, Mixing, Mixture, samples_of};
 pub use objective::{
-    Denoiser, Noise, Objective, SampleLimits, SpanCorruption, noise_mask, tokens_and_targets_length, words_and_labels,
+    Denoiser, Noise, Objective, SampleLimits, SpanCorruption, labels_of_set, noise_mask, tokens_and_targets_length,
+    words_and_labels,
 };
 pub use order::{EpochOrder, Order, OrderOptions};
 pub use permutation::Permutation;

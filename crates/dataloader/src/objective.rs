@@ -6,7 +6,7 @@ mod span_corruption;
 mod text_to_text;
 
 pub use denoisers::{Denoiser, Noise};
-pub use labels::words_and_labels;
+pub use labels::{labels_of_set, words_and_labels};
 pub(crate) use span_corruption::MAX_PIECE_BYTES;
 pub use span_corruption::{SpanCorruption, noise_mask, tokens_and_targets_length};
 
@@ -54,6 +54,9 @@ pub enum Objective {
         label_column: String,
         /// The labels, in the order of their indices; none: a number.
         labels: Vec<String>,
+        /// Whether a source has any number of the labels.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        are_sets: bool,
     },
     /// The words of a row, with a label of each.
     LabelsOfWords {
@@ -134,6 +137,7 @@ impl Objective {
     /// The most tokens of a target, where texts have at most so many tokens as a source and as a target.
     pub fn max_target_tokens(&self, [source, target]: [usize; 2]) -> usize {
         match self {
+            Self::Labels { labels, are_sets: true, .. } => labels.len().max(2),
             Self::Labels { .. } | Self::Lists { .. } => 2,
             Self::LabelsOfWords { .. } => source,
             _ => target,
@@ -201,8 +205,8 @@ pub(crate) enum Prepared {
     TextToText(SampleLimits, [Vec<u32>; 2]),
     /// Span corruption, too.
     Denoising(denoisers::Prepared),
-    /// With the tokens that begin a source, and the labels.
-    Labels(SampleLimits, Vec<u32>, Vec<String>),
+    /// With the tokens that begin a source, the labels, and whether a source has any number of them.
+    Labels(SampleLimits, Vec<u32>, Vec<String>, bool),
     LabelsOfWords(SampleLimits, Vec<u32>, Vec<String>),
     /// With the targets of relevant texts and of others.
     Lists(SampleLimits, [u32; 2]),
@@ -227,7 +231,9 @@ impl Prepared {
                 let of_target = if of_source == limits.decoder_start_id.as_slice() { &[] } else { of_source };
                 Self::TextToText(limits, [of_source, of_target].map(<[u32]>::to_vec))
             }
-            Objective::Labels { labels, .. } => Self::Labels(limits, tokenizer.start_ids().to_vec(), labels.clone()),
+            Objective::Labels { labels, are_sets, .. } => {
+                Self::Labels(limits, tokenizer.start_ids().to_vec(), labels.clone(), *are_sets)
+            }
             Objective::LabelsOfWords { labels, .. } => {
                 Self::LabelsOfWords(limits, tokenizer.start_ids().to_vec(), labels.clone())
             }
@@ -299,7 +305,7 @@ impl Prepared {
                 }
                 sample
             }
-            Self::Labels(limits, start, _) => {
+            Self::Labels(limits, start, ..) => {
                 let [mut source, label] = <[Vec<u32>; 2]>::try_from(ids).expect("a prompt and a label");
                 source.splice(0..0, start.iter().copied());
                 Sample { target: label, target_was_cut: false, ..text_to_text::sample(source, Vec::new(), limits) }
@@ -312,15 +318,21 @@ impl Prepared {
         }
     }
 
-    /// The label that a text is, in place of tokens.
+    /// The label that a text is, or for each label whether the text has it, in place of tokens.
     ///
     /// # Errors
     /// The text is none of the labels, or no number.
-    pub fn label(&self, text: &str) -> Result<u32, BadValue> {
+    pub fn labels(&self, text: &str) -> Result<Vec<u32>, BadValue> {
         match self {
-            Self::Labels(_, _, labels) => labels::label(text, labels),
+            Self::Labels(_, _, labels, true) => labels::label_set(text, labels),
+            Self::Labels(_, _, labels, false) => Ok(vec![labels::label(text, labels)?]),
             _ => unreachable!("a task without labels"),
         }
+    }
+
+    /// Whether a row is a sample where this column has an empty text: it is then no label of a set.
+    pub fn may_be_empty(&self, column: usize) -> bool {
+        column > 0 && matches!(self, Self::Labels(_, _, _, true))
     }
 
     /// Whether this column has a label, or words with labels, rather than a text.

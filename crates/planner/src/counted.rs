@@ -277,6 +277,7 @@ impl<'a> StepCounter<'a> {
         let passes = t5::step::count::Counter::new(model, precisions, options.dropout, &is_trained)?
             .minimising(options.token_loss());
         let passes = if options.weighs_samples() { passes.weighing_samples() } else { passes };
+        let passes = if options.class_weights.is_empty() { passes } else { passes.weighing_classes() };
         let passes = match &options.contrastive {
             Some(of) => passes.pulling_vectors(of.pooling),
             None => passes,

@@ -119,6 +119,8 @@ pub struct Chosen {
     pub label: Option<String>,
     /// Whether rows are wanted that have words and a label of each.
     pub is_of_words: bool,
+    /// Whether targets are any number of labels: none is a target, too.
+    pub is_of_sets: bool,
     /// Whether lists of texts are wanted, with a label of each, and the most texts of a list.
     pub ranked: Option<usize>,
     /// Column that says which rows have the same query.
@@ -242,6 +244,16 @@ impl Pairing {
     pub fn flat(&self) -> Option<(&str, &str)> {
         match self {
             Self::Columns { prompt, response } => Some((prompt, response)),
+            _ => None,
+        }
+    }
+
+    /// The column of the targets, if it is one.
+    pub(crate) fn target(&self) -> Option<&str> {
+        match self {
+            Self::Columns { response, .. } => Some(response),
+            Self::Instruction(of) => Some(&of.output),
+            Self::Templates { target, .. } => target.column(),
             _ => None,
         }
     }

@@ -26,6 +26,9 @@ use crate::split::{Share, Split};
 /// Rows between two checks of whether to stop.
 const POLL_INTERVAL: u64 = 1024;
 
+/// A target without labels, where a target is any number of labels that commas part.
+const NO_LABELS: &str = ",";
+
 /// Treatment of rows that cannot be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BadRows {
@@ -288,6 +291,11 @@ impl Conversion {
                         Err(error) => counts.refuse(error, settings.bad_rows)?,
                     }
                     continue;
+                }
+                if self.chosen.is_of_sets
+                    && let Some(target) = pairing.target()
+                {
+                    row.fill_empty(&pairing.columns(), target, NO_LABELS);
                 }
                 let texts = read
                     .and_then(|()| pairing.fitted_texts(&row, settings.fits).map_err(|fault| rows.error(&row, fault)));

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use serde_json::Value;
 
 use crate::chat::Turn;
+use crate::column::Column;
 use crate::python_text;
 
 /// One row.
@@ -59,6 +60,16 @@ pub(crate) enum TextPlace {
 }
 
 impl Row {
+    /// Gives a column a text in place of none.
+    pub(crate) fn fill_empty(&mut self, columns: &[Column], name: &str, text: &str) {
+        let place = columns.iter().position(|column| column.name == name);
+        match place.and_then(|place| self.cells.get_mut(place)) {
+            Some(Cell::Text(here)) if !here.trim().is_empty() => {}
+            Some(cell @ (Cell::Null | Cell::Text(_))) => *cell = Cell::Text(text.to_owned()),
+            _ => {}
+        }
+    }
+
     /// The place of a text that was borrowed from this row.
     pub(crate) fn place_of(&self, text: Cow<'_, str>) -> TextPlace {
         let text = match text {

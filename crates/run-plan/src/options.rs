@@ -6,7 +6,7 @@ use t5::GenerateOptions;
 use trainer::schedule::{DEFAULT_PCT_START, Schedule, ScheduleKind};
 use trainer::{MasterWeights, Precision, TrainerOptions};
 
-use crate::config::Config;
+use crate::config::{Config, class_weights};
 
 /// The trainer's options.
 pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) -> TrainerOptions {
@@ -21,6 +21,7 @@ pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) ->
         grad_clip_norm: config.train.grad_clip_norm,
         z_loss: config.train.z_loss,
         label_smoothing: config.train.label_smoothing,
+        class_weights: class_weights::of(config, &model.head),
         preference: config.preference,
         distillation: config.distillation,
         contrastive: config.embedding.clone(),

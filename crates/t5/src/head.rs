@@ -22,26 +22,69 @@ pub enum Head {
     Tokens(Labels),
 }
 
+/// What the outputs of a classifier say: transformers' `problem_type`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Problem {
+    /// Which of the labels is the right one.
+    #[default]
+    OneLabel,
+    /// Of each label, whether it is right.
+    LabelSet,
+    /// One number.
+    Number,
+}
+
+impl Problem {
+    /// The name in `config.json`.
+    fn name(self) -> &'static str {
+        match self {
+            Problem::OneLabel => "single_label_classification",
+            Problem::LabelSet => "multi_label_classification",
+            Problem::Number => "regression",
+        }
+    }
+}
+
 /// The outputs of a classifier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Labels {
     /// The label of each output.
     pub names: Vec<String>,
-    /// Whether the one output is a number.
-    pub is_number: bool,
+    /// What the outputs say of a source.
+    pub problem: Problem,
     /// Whether a classifier over a T5Gemma reads the decoder's output, which its files say. `None`: as T5's classes do.
     pub reads_decoder: Option<bool>,
 }
 
 impl Labels {
-    /// Labels with these names.
+    /// Labels with these names, of which one is right.
     pub fn named(names: Vec<String>) -> Labels {
-        Labels { names, is_number: false, reads_decoder: None }
+        Labels { names, problem: Problem::OneLabel, reads_decoder: None }
+    }
+
+    /// Labels with these names, of which any number is right.
+    pub fn set(names: Vec<String>) -> Labels {
+        Labels { problem: Problem::LabelSet, ..Labels::named(names) }
     }
 
     /// One number.
     pub fn number() -> Labels {
-        Labels { is_number: true, ..Labels::named(vec!["LABEL_0".into()]) }
+        Labels { problem: Problem::Number, ..Labels::named(vec!["LABEL_0".into()]) }
+    }
+
+    /// Whether the one output is a number.
+    pub fn is_number(&self) -> bool {
+        self.problem == Problem::Number
+    }
+
+    /// Whether any number of labels may be right.
+    pub fn is_set(&self) -> bool {
+        self.problem == Problem::LabelSet
+    }
+
+    /// How many entries the target of a source has: a label, a number, or whether each label is right.
+    fn target_length(&self) -> usize {
+        if self.is_set() { self.names.len() } else { 1 }
     }
 
     /// The index of a label.
@@ -49,9 +92,13 @@ impl Labels {
         self.names.iter().position(|other| other == name).map(|index| index as u32)
     }
 
-    /// The labels of these outputs as text, or the number whose bits they are. Outputs without a label are left out.
+    /// A target as text: its labels, or the number whose bits it is. Entries without a label are left out.
     pub fn text(&self, ids: &[u32]) -> String {
-        let of = |id: &u32| match self.is_number {
+        if self.is_set() {
+            let right = self.names.iter().zip(ids).filter(|(_, is_right)| **is_right == 1);
+            return right.map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
+        }
+        let of = |id: &u32| match self.is_number() {
             true => f32::from_bits(*id).to_string(),
             false => self.names.get(*id as usize).cloned().unwrap_or_default(),
         };
@@ -69,8 +116,11 @@ impl Labels {
         let count = raw.get("num_labels").and_then(Value::as_u64).unwrap_or(2).min(1 << 16);
         let names = named.unwrap_or_else(|| (0..count).map(|id| format!("LABEL_{id}")).collect());
         let kind = raw.get("problem_type").and_then(Value::as_str);
-        let is_number = kind == Some("regression") || kind.is_none() && names.len() == 1;
-        Labels { is_number, ..Labels::named(names) }
+        let problem = match kind {
+            None if names.len() == 1 => Some(Problem::Number),
+            kind => [Problem::LabelSet, Problem::Number].into_iter().find(|of| kind == Some(of.name())),
+        };
+        Labels { problem: problem.unwrap_or_default(), ..Labels::named(names) }
     }
 }
 
@@ -142,6 +192,15 @@ impl Head {
         }
     }
 
+    /// How many entries the target of a source with this many tokens has, if the model is a classifier.
+    pub fn target_length(&self, tokens: usize) -> Option<usize> {
+        match self {
+            Head::Language | Head::Encoder => None,
+            Head::Sequence(labels) => Some(labels.target_length()),
+            Head::Tokens(_) => Some(tokens),
+        }
+    }
+
     /// The module of transformers that it is, if it has parameters.
     pub fn module(&self, family: Family) -> Option<&'static str> {
         match self {
@@ -155,13 +214,12 @@ impl Head {
 
     /// The entries of a `config.json` that name the labels.
     pub(crate) fn entries(&self) -> Vec<(&'static str, Value)> {
-        let Some(Labels { names, is_number, .. }) = self.labels() else { return Vec::new() };
+        let Some(Labels { names, problem, .. }) = self.labels() else { return Vec::new() };
         let ids: Map<_, _> = names.iter().enumerate().map(|(id, name)| (id.to_string(), json!(name))).collect();
         let labels: Map<_, _> = names.iter().enumerate().map(|(id, name)| (name.clone(), json!(id))).collect();
         let mut entries = vec![("id2label", Value::Object(ids)), ("label2id", Value::Object(labels))];
         if let Head::Sequence(_) = self {
-            let kind = if *is_number { "regression" } else { "single_label_classification" };
-            entries.push(("problem_type", kind.into()));
+            entries.push(("problem_type", problem.name().into()));
         }
         entries
     }
@@ -181,7 +239,7 @@ impl Head {
     pub fn targets_like(&self, sources: &[Vec<u32>]) -> Vec<Vec<u32>> {
         let of = |source: &Vec<u32>| match self {
             Head::Language | Head::Encoder => source.clone(),
-            Head::Sequence(_) => vec![0],
+            Head::Sequence(labels) => vec![0; labels.target_length()],
             Head::Tokens(_) => vec![0; source.len()],
         };
         sources.iter().map(of).collect()

@@ -48,6 +48,7 @@ mod head;
 mod hf;
 mod host_copies;
 mod init;
+mod label_loss;
 mod layers;
 mod levers;
 mod micro_batch;
@@ -79,7 +80,7 @@ pub use generate::processors::Processors;
 pub use generate::sampling::Sampling;
 pub use generate::{Answer, AnswerShape, ContinuousBatch, GenerateOptions, Grown, Search, TokenScore, Told, Watch};
 pub use gradients::Gradients;
-pub use head::{Head, Labels, counted_labels};
+pub use head::{Head, Labels, Problem, counted_labels};
 pub use hf::{
     AveragedModels, ChangedRows, MergedAdapter, ModelDirectory, QuantisedWeights, StoredModel, StoredWeights,
     average_with, merge_adapter_with, peft, quantise_with, safetensors, weight_files, with_rows,

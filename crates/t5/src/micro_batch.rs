@@ -5,7 +5,7 @@ use t5_ops::{Distillation, IGNORED_LABEL};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::head::{Head, Labels};
+use crate::head::Head;
 use crate::layers::logit_head::LogitHead;
 use crate::pooling::{Pooling, VectorGradients};
 
@@ -22,6 +22,7 @@ pub struct MicroBatch<T = Tensor> {
     pub(crate) labels: Vec<u32>,
     pub(crate) samples: Vec<u32>,
     pub(crate) weights: Option<Vec<f64>>,
+    pub(crate) class_factors: Option<Vec<f64>>,
     pub(crate) vectors: Option<VectorGradients>,
     pub(crate) taught: Option<Taught<T>>,
     pub(crate) answers: Vec<u32>,
@@ -56,6 +57,7 @@ impl<T> MicroBatch<T> {
             labels: Vec::new(),
             samples: Vec::new(),
             weights: None,
+            class_factors: None,
             vectors: None,
             taught: None,
             answers: Vec::new(),
@@ -122,6 +124,7 @@ impl MicroBatch {
             labels,
             samples: samples.to_vec(),
             weights: None,
+            class_factors: None,
             vectors: None,
             taught: None,
             answers: Vec::new(),
@@ -138,6 +141,13 @@ impl MicroBatch {
     pub fn weighted(self, weights: Vec<f64>) -> MicroBatch {
         assert_eq!(weights.len(), self.samples.len(), "a weight for each sample");
         MicroBatch { weights: Some(weights), ..self }
+    }
+
+    /// The same micro-batch of a classifier, where a step multiplies the loss of each label by its class's factor: of a row whose label is that
+    /// class or, where any number of labels may be right, of a row where it is.
+    #[must_use]
+    pub fn with_class_factors(self, factors: Vec<f64>) -> MicroBatch {
+        MicroBatch { class_factors: Some(factors), ..self }
     }
 
     /// The same micro-batch of sources, where backward begins with the gradient of a loss by the vector of each, which `pooling` makes of the
@@ -185,9 +195,10 @@ impl MicroBatch {
     }
 }
 
-/// The labels of a model that makes no text: one of each source, or one of each position of the rectangle.
+/// The labels of a model that makes no text: one of each source, or one of each position of the rectangle, or one of each output.
 fn labels(head: &Head, lengths: &[usize], targets: &[&[u32]], samples: &[u32]) -> Result<Vec<u32>> {
-    let Some(Labels { names, is_number, .. }) = head.labels() else { return Ok(Vec::new()) };
+    let Some(of) = head.labels() else { return Ok(Vec::new()) };
+    let entries = if of.is_set() { 2 } else { of.names.len() };
     let longest = lengths.iter().copied().max().unwrap_or(0);
     let mut labels = Vec::new();
     for ((target, &length), sample) in targets.iter().zip(lengths).zip(samples) {
@@ -195,13 +206,13 @@ fn labels(head: &Head, lengths: &[usize], targets: &[&[u32]], samples: &[u32]) -
             let what = format!("labels of sample {sample}");
             Err(Error::Batch { what, expected, got, hint: BELONG_TOGETHER })
         };
-        let (most, padded) = if let Head::Tokens(_) = head { (length, longest) } else { (1, 1) };
+        let [most, padded] = [length, longest].map(|tokens| head.target_length(tokens).unwrap_or(0));
         if target.len() != most {
             return problem(format!("{most}"), target.len().to_string());
         }
-        let is_unknown = |label: &u32| !is_number && *label != IGNORED_LABEL && *label as usize >= names.len();
+        let is_unknown = |label: &u32| !of.is_number() && *label != IGNORED_LABEL && *label as usize >= entries;
         if let Some(label) = target.iter().find(|label| is_unknown(label)) {
-            return problem(format!("labels below {}", names.len()), label.to_string());
+            return problem(format!("labels below {entries}"), label.to_string());
         }
         labels.extend_from_slice(target);
         labels.resize(labels.len() + padded - most, IGNORED_LABEL);

@@ -294,7 +294,8 @@ impl<T: Ops> Network<T> {
     ) -> Result<(LossSums, T)> {
         let scale = 1.0 / cx.target_tokens.max(1) as f64;
         let rows = self.classified(z, batch)?;
-        let (loss, drows) = classifier.backward(&rows, &batch.labels, (scale, cx.token_loss), noise, grads)?;
+        let labels = (batch.labels.as_slice(), batch.class_factors.as_deref());
+        let (loss, drows) = classifier.backward(&rows, labels, (scale, cx.token_loss), noise, grads)?;
         if !self.is_of_sequences {
             return Ok((loss, drows));
         }

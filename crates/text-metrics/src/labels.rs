@@ -1,10 +1,11 @@
 //! Texts as labels: accuracy, macro-F1, and the scores of each label. They equal scikit-learn's `accuracy_score`,
-//! `precision_recall_fscore_support(labels=sorted(set(references)), zero_division=0)`, `matthews_corrcoef` and `confusion_matrix`.
+//! `precision_recall_fscore_support(labels=sorted(set(references)), zero_division=0)`, `matthews_corrcoef` and `confusion_matrix`. Of rows with any
+//! number of labels, they equal the same functions of the binary matrix of rows and labels.
 //!
 //! A label is a text without white space at its ends. The references define the labels. An answer that is none of them is
 //! wrong, and counts against the reference's label.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The most different labels; texts with more are not labels.
 pub const MAX_LABELS: usize = 10_000;
@@ -24,6 +25,8 @@ pub struct Labels {
     spellings: Spellings,
     rows: u64,
     correct: u64,
+    /// Whether a row has any number of labels.
+    are_sets: bool,
     /// Bytes of the labels.
     bytes: usize,
 }
@@ -69,6 +72,23 @@ impl Labels {
         }
     }
 
+    /// Counts one answer that is any number of labels, parted by commas. It is correct as a whole if no label is missing or wrong.
+    pub fn add_sets(&mut self, hypothesis: &str, reference: &str) {
+        let [hypothesis, reference] = [hypothesis, reference].map(|text| label_set(text).collect::<BTreeSet<_>>());
+        (self.rows, self.are_sets) = (self.rows + 1, true);
+        self.correct += u64::from(hypothesis == reference);
+        if self.overflows() {
+            return;
+        }
+        for label in &reference {
+            self.spellings.add(label);
+            let counts = self.counts_of(label);
+            counts.references += 1;
+            counts.correct += u64::from(hypothesis.contains(label));
+        }
+        hypothesis.iter().for_each(|label| self.counts_of(label).predicted += 1);
+    }
+
     fn counts_of(&mut self, label: &str) -> &mut Counts {
         if !self.by_label.contains_key(label) {
             self.bytes += label.len();
@@ -87,6 +107,19 @@ impl Labels {
         self.correct as f64 / self.rows.max(1) as f64
     }
 
+    /// F1 over the answers with each of the labels together, 0 to 1; 0 without answers.
+    ///
+    /// # Errors
+    /// The references are not labels.
+    pub fn micro_f1(&self) -> Result<f64, NoLabels> {
+        self.classes()?;
+        let labels = self.by_label.values().filter(|counts| counts.references > 0);
+        let (correct, all) = labels.fold((0, 0), |(correct, all), counts| {
+            (correct + counts.correct, all + counts.predicted + counts.references)
+        });
+        Ok(2.0 * correct as f64 / all.max(1) as f64)
+    }
+
     /// The mean of the labels' F1, 0 to 1; 0 without answers.
     ///
     /// # Errors
@@ -95,7 +128,8 @@ impl Labels {
         Ok(mean(&self.classes()?, |class| class.f1))
     }
 
-    /// Matthews' correlation over all labels, as scikit-learn's `matthews_corrcoef`: -1 to 1; 0 where it is not defined.
+    /// Matthews' correlation over all labels, as scikit-learn's `matthews_corrcoef`: -1 to 1; 0 where it is not defined, such as where a row
+    /// has any number of labels.
     ///
     /// # Errors
     /// The references are not labels.
@@ -107,7 +141,7 @@ impl Labels {
         let right = rows * rows - sum(&|counts| (counts.references as f64).powi(2));
         let both = sum(&|counts| counts.predicted as f64 * counts.references as f64);
         let spread = (answered * right).sqrt();
-        Ok(if spread == 0.0 { 0.0 } else { (self.correct as f64 * rows - both) / spread })
+        Ok(if spread == 0.0 || self.are_sets { 0.0 } else { (self.correct as f64 * rows - both) / spread })
     }
 
     /// The scores of each label of the references, in the order of the labels.
@@ -132,10 +166,15 @@ impl Labels {
     }
 
     /// For each label of the references, in their order, the number of answers with each of these labels, and last the number of other
-    /// answers. `None` if there are more than [`MAX_CONFUSED`] labels, or texts that are no labels.
+    /// answers. `None` if there are more than [`MAX_CONFUSED`] labels, texts that are no labels, or rows of any number of labels.
     pub fn confusion(&self) -> Option<Vec<Vec<u64>>> {
         let labels: Vec<&Counts> = self.by_label.values().filter(|counts| counts.references > 0).collect();
-        if self.overflows() || labels.len() > MAX_CONFUSED || self.confused.len() > MAX_PAIRS || labels.is_empty() {
+        if self.are_sets
+            || self.overflows()
+            || labels.len() > MAX_CONFUSED
+            || self.confused.len() > MAX_PAIRS
+            || labels.is_empty()
+        {
             return None;
         }
         let row = |of: &&Counts| {
@@ -154,6 +193,11 @@ impl Labels {
     pub fn spellings(&self) -> &Spellings {
         &self.spellings
     }
+}
+
+/// The labels in a text, which commas or line ends part.
+pub fn label_set(text: &str) -> impl Iterator<Item = &str> {
+    text.split([',', '\n']).map(str::trim).filter(|label| !label.is_empty())
 }
 
 /// The scores of a label.
@@ -263,6 +307,17 @@ mod tests {
         assert_eq!(labels.confusion(), Some(vec![vec![1, 1, 1], vec![1, 2, 0]]));
         assert_eq!(labels.macro_f1().unwrap(), mean(&classes, |class| class.f1));
         assert_eq!(weighted_mean(&classes, |class| class.recall), labels.accuracy());
+    }
+
+    #[test]
+    fn sets_of_labels_are_right_as_a_whole_and_counted_label_by_label() {
+        let mut labels = Labels::default();
+        for (hypothesis, reference) in [("a, b", "b\na"), ("a", "a,c"), ("", ""), ("c", "")] {
+            labels.add_sets(hypothesis, reference);
+        }
+        assert_eq!((labels.accuracy(), labels.micro_f1(), labels.matthews()), (0.5, Ok(0.75), Ok(0.0)));
+        assert_eq!(labels.macro_f1(), Ok(2.0 / 3.0));
+        assert_eq!(labels.confusion(), None);
     }
 
     #[test]

@@ -39,4 +39,4 @@ mod spans;
 
 pub use metric::{Metric, UnknownMetric};
 pub use porter::stem;
-pub use scores::{RowScores, Scores, Settings};
+pub use scores::{LabelsInText, RowScores, Scores, Settings};

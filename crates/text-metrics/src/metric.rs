@@ -24,6 +24,8 @@ pub enum Metric {
     ExactMatch,
     /// The fraction of labels equal to their reference, 0 to 1.
     Accuracy,
+    /// F1 of all labels together, 0 to 1.
+    MicroF1,
     /// Mean F1 of the labels, 0 to 1.
     MacroF1,
     /// Matthews' correlation of the labels, -1 to 1.
@@ -37,8 +39,8 @@ pub enum Metric {
 }
 
 use Metric::{
-    Accuracy, Bleu, Chrf, ChrfPlusPlus, ExactMatch, MacroF1, Matthews, Pearson, Rouge1, Rouge2, RougeL, RougeLsum,
-    SpanF1, Spearman,
+    Accuracy, Bleu, Chrf, ChrfPlusPlus, ExactMatch, MacroF1, Matthews, MicroF1, Pearson, Rouge1, Rouge2, RougeL,
+    RougeLsum, SpanF1, Spearman,
 };
 
 /// The name is not a metric.
@@ -51,7 +53,7 @@ pub struct UnknownMetric {
 
 impl Metric {
     /// Every metric, in the order of reports.
-    pub const ALL: [Metric; 14] = [
+    pub const ALL: [Metric; 15] = [
         Bleu,
         Chrf,
         ChrfPlusPlus,
@@ -61,6 +63,7 @@ impl Metric {
         RougeLsum,
         ExactMatch,
         Accuracy,
+        MicroF1,
         MacroF1,
         Matthews,
         Pearson,
@@ -80,6 +83,7 @@ impl Metric {
             RougeLsum => "rougeLsum",
             ExactMatch => "exact_match",
             Accuracy => "accuracy",
+            MicroF1 => "micro_f1",
             MacroF1 => "macro_f1",
             Matthews => "matthews",
             Pearson => "pearson",
@@ -100,6 +104,7 @@ impl Metric {
             RougeLsum => "ROUGE-Lsum",
             ExactMatch => "exact match",
             Accuracy => "accuracy",
+            MicroF1 => "micro-F1",
             MacroF1 => "macro-F1",
             Matthews => "Matthews",
             Pearson => "Pearson",
@@ -113,7 +118,7 @@ impl Metric {
         match self {
             Bleu | Chrf | ChrfPlusPlus => format!("{value:.2}"),
             Rouge1 | Rouge2 | RougeL | RougeLsum => format!("{:.2}", 100.0 * value),
-            ExactMatch | Accuracy | MacroF1 | SpanF1 => format!("{:.1} %", 100.0 * value),
+            ExactMatch | Accuracy | MicroF1 | MacroF1 | SpanF1 => format!("{:.1} %", 100.0 * value),
             Matthews | Pearson | Spearman => format!("{value:.3}"),
         }
     }

@@ -17,8 +17,20 @@ pub struct Settings {
     pub rouge_stems: bool,
     /// Whether ROUGE cuts references in other scripts than Latin into words of their script.
     pub rouge_any_script: bool,
-    /// Whether a text is the labels of its words, parted by blanks. Labels are then counted word by word.
-    pub are_labels_of_words: bool,
+    /// What a text is to the metrics of labels.
+    pub labels_in_text: LabelsInText,
+}
+
+/// What a text is to the metrics of labels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LabelsInText {
+    /// A label.
+    #[default]
+    One,
+    /// The labels of its words, parted by blanks. They are counted word by word.
+    OfWords,
+    /// Any number of labels, parted by commas.
+    Set,
 }
 
 /// The metrics of a corpus.
@@ -36,7 +48,7 @@ pub struct Scores {
     rouge_by_script: u64,
     exact_matches: u64,
     labels: Labels,
-    are_labels_of_words: bool,
+    labels_in_text: LabelsInText,
     numbers: Numbers,
     spans: Spans,
 }
@@ -68,7 +80,7 @@ impl Scores {
             rouge_by_script: 0,
             exact_matches: 0,
             labels: Labels::default(),
-            are_labels_of_words: settings.are_labels_of_words,
+            labels_in_text: settings.labels_in_text,
             numbers: Numbers::default(),
             spans: Spans::default(),
         }
@@ -114,13 +126,14 @@ impl Scores {
         if is_any(&[Metric::SpanF1]) {
             self.spans.add(hypothesis, reference);
         }
-        match is_any(&LABELS) {
-            true if self.are_labels_of_words => {
+        match self.labels_in_text {
+            _ if !is_any(&LABELS) => {}
+            LabelsInText::OfWords => {
                 let pairs = hypothesis.split_whitespace().zip(reference.split_whitespace());
                 pairs.for_each(|(hypothesis, reference)| self.labels.add(hypothesis, reference));
             }
-            true => self.labels.add(hypothesis, reference),
-            false => {}
+            LabelsInText::Set => self.labels.add_sets(hypothesis, reference),
+            LabelsInText::One => self.labels.add(hypothesis, reference),
         }
         row
     }
@@ -148,6 +161,7 @@ impl Scores {
             Metric::RougeLsum => mean(self.rouge_sums[3]),
             Metric::ExactMatch => mean(self.exact_matches as f64),
             Metric::Accuracy => self.labels.accuracy(),
+            Metric::MicroF1 => self.labels.micro_f1()?,
             Metric::MacroF1 => self.labels.macro_f1()?,
             Metric::Matthews => self.labels.matthews()?,
             Metric::Pearson => self.numbers.pearson(),
@@ -185,7 +199,7 @@ impl Scores {
 }
 
 /// The metrics of labels.
-const LABELS: [Metric; 3] = [Metric::Accuracy, Metric::MacroF1, Metric::Matthews];
+const LABELS: [Metric; 4] = [Metric::Accuracy, Metric::MicroF1, Metric::MacroF1, Metric::Matthews];
 
 /// The ROUGE metrics, in the order of the sums.
 const ROUGE: [Metric; 4] = [Metric::Rouge1, Metric::Rouge2, Metric::RougeL, Metric::RougeLsum];

@@ -9,7 +9,7 @@ use text_metrics::chrf::{CHRF_PLUS_PLUS, Chrf};
 use text_metrics::labels::Labels;
 use text_metrics::ranking::Ranking;
 use text_metrics::rouge::{Rouge, RougeScore};
-use text_metrics::{Metric, Scores, Settings};
+use text_metrics::{LabelsInText, Metric, Scores, Settings};
 
 fn goldens(path: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(path);
@@ -171,10 +171,10 @@ fn stems_are_those_of_nltk() {
 }
 
 #[test]
-fn labels_of_words_and_numbers_have_the_scores_of_seqeval_scikit_learn_and_scipy() {
+fn labels_of_words_sets_of_labels_and_numbers_have_the_scores_of_seqeval_scikit_learn_and_scipy() {
     let goldens = goldens("labels/cases.json");
-    let check = |case: &Value, metrics: &str, are_labels_of_words: bool| {
-        let settings = Settings { are_labels_of_words, ..Settings::default() };
+    let check = |case: &Value, metrics: &str, labels_in_text: LabelsInText| {
+        let settings = Settings { labels_in_text, ..Settings::default() };
         let mut scores = Scores::new(&Metric::list(metrics).unwrap(), settings);
         for (answer, reference) in strings(&case["answers"]).iter().zip(strings(&case["references"])) {
             scores.add(answer, reference);
@@ -184,10 +184,13 @@ fn labels_of_words_and_numbers_have_the_scores_of_seqeval_scikit_learn_and_scipy
         }
     };
     for case in goldens["words"].as_array().unwrap() {
-        check(case, "accuracy,macro_f1,matthews,span_f1", true);
+        check(case, "accuracy,macro_f1,matthews,span_f1", LabelsInText::OfWords);
     }
     for case in goldens["numbers"].as_array().unwrap() {
-        check(case, "pearson,spearman", false);
+        check(case, "pearson,spearman", LabelsInText::One);
+    }
+    for case in goldens["sets"].as_array().unwrap() {
+        check(case, "accuracy,micro_f1,macro_f1", LabelsInText::Set);
     }
 }
 

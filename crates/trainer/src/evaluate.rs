@@ -18,13 +18,13 @@
 //! # }
 //! ```
 
+mod classified;
 mod computed;
 mod ranked;
 
 use std::rc::Rc;
 
 use t5::{Answer, EvalContext, GenerateOptions, Labels, StepContext, T5, Watch};
-use t5_ops::IGNORED_LABEL;
 use text_metrics::labels::Labels as LabelCounts;
 use text_metrics::{Metric, RowScores, Scores, Settings};
 
@@ -335,24 +335,6 @@ impl Evaluation {
     ) -> Result<Option<f64>> {
         let micro_batch = gather(&Batch { sources: batch.sources, targets: batch.targets }, samples, 0, model)?;
         Ok(model.loss_unless(&micro_batch, &self.options.context, interrupted)?)
-    }
-
-    /// The likeliest labels of some samples: one, or one of each token that has a label. A number is given by its bits.
-    fn classify(&self, model: &T5, batch: &EvaluationBatch, samples: &[usize]) -> Result<Vec<Vec<u32>>> {
-        let micro_batch = gather(&Batch { sources: batch.sources, targets: batch.targets }, samples, 0, model)?;
-        let logits = model.class_logits(&micro_batch, self.options.context.activations)?;
-        let labels = model.config().head.labels();
-        let (outputs, is_number) = labels.map_or((1, false), |labels| (labels.names.len(), labels.is_number));
-        let best = |logits: &[f32]| {
-            let first_largest = |best: usize, at: usize| if logits[at] > logits[best] { at } else { best };
-            if is_number { logits[0].to_bits() } else { (0..outputs).fold(0, first_largest) as u32 }
-        };
-        let of_sample = logits.chunks(logits.len() / samples.len().max(1)).zip(samples);
-        let labelled = |(logits, &sample): (&[f32], &usize)| {
-            let rows = logits.chunks(outputs).zip(&batch.targets[sample]);
-            rows.filter(|(_, label)| **label != IGNORED_LABEL).map(|(logits, _)| best(logits)).collect()
-        };
-        Ok(of_sample.map(labelled).collect())
     }
 
     /// The text of an answer: its labels, or what `decode` makes of its tokens.

@@ -14,6 +14,7 @@ pub mod adafactor;
 pub mod adamw;
 mod between_cards;
 pub mod checkpoint;
+mod class_weights;
 pub mod contrastive;
 pub mod costs;
 pub mod distillation;

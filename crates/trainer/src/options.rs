@@ -99,6 +99,9 @@ pub struct TrainerOptions {
     /// The share of each label that is divided among all entries of the vocabulary, as in `torch.nn.CrossEntropyLoss`.
     #[serde(default)]
     pub label_smoothing: f64,
+    /// The weight of each class in the loss of a classifier, in the order of its labels; none: all are alike.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub class_weights: Vec<f64>,
     /// A loss of preferences in place of the cross-entropy: samples `2 i` and `2 i + 1` of a batch are a chosen and a rejected answer to one
     /// source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -138,6 +141,7 @@ impl Default for TrainerOptions {
             grad_clip_norm: 1.0,
             z_loss: 0.0,
             label_smoothing: 0.0,
+            class_weights: Vec::new(),
             preference: None,
             distillation: None,
             contrastive: None,
@@ -211,6 +215,7 @@ impl TrainerOptions {
         self.validate_distillation()?;
         self.validate_contrastive()?;
         self.validate_ranking()?;
+        self.validate_class_weights()?;
         self.groups.iter().try_for_each(validate_group)?;
         if self.master_weights != MasterWeights::F32 && self.precision != Precision::Bf16 {
             let expected = "`f32` unless `train.precision` is `bf16`";
@@ -271,6 +276,22 @@ impl TrainerOptions {
         self.validate_no_terms("ranking.loss")
     }
 
+    fn validate_class_weights(&self) -> Result<()> {
+        let key = "task.class_weights";
+        self.class_weights.iter().try_for_each(|weight| check_from_zero(&[(key, *weight)]))?;
+        if self.class_weights.is_empty() {
+            return Ok(());
+        }
+        if self.class_weights.iter().all(|weight| *weight == 0.0) {
+            return Err(Error::invalid_option(key, "a weight above 0", "none"));
+        }
+        let beside = [("train.z_loss", self.z_loss), ("train.label_smoothing", self.label_smoothing)];
+        match beside.into_iter().find(|(_, value)| *value != 0.0) {
+            Some((key, value)) => Err(Error::invalid_option(key, "0 beside `task.class_weights`", value)),
+            None => Ok(()),
+        }
+    }
+
     fn validate_preference(&self) -> Result<()> {
         let Some(Preference { beta, gamma, weights, .. }) = self.preference else { return Ok(()) };
         check_from_zero(&[("preference.desirable_weight", weights[0]), ("preference.undesirable_weight", weights[1])])?;
@@ -320,6 +341,9 @@ mod tests {
         check(&contrastive(Contrastive { temperature: 0.0, ..usual() }), "embedding.temperature");
         check(&contrastive(Contrastive { margin: f64::NAN, ..usual() }), "embedding.margin");
         check(&contrastive(Contrastive { loss: ContrastiveLoss::Triplet, ..usual() }), "embedding.loss");
+        check(&|o| o.class_weights = vec![1.0, -1.0], "task.class_weights");
+        check(&|o| o.class_weights = vec![0.0, 0.0], "task.class_weights");
+        check(&|o| (o.class_weights, o.label_smoothing) = (vec![1.0, 2.0], 0.1), "train.label_smoothing");
         check(&|o| o.max_non_finite = 0, "train.max_non_finite_steps");
         check(&|o| o.schedule.warmup_steps = Some(10), "schedule.name");
         check(&|o| o.schedule.warmup_steps = Some(10), "got constant after 10 steps of warm-up");

@@ -18,6 +18,8 @@ pub(crate) struct Known {
     pulled: Option<(ContrastiveStats, Vec<f64>)>,
     /// The teacher's states of each micro-batch.
     taught: Option<Vec<Tensor>>,
+    /// The factor of each class in the loss of a classifier.
+    class_factors: Option<Vec<f64>>,
 }
 
 impl Known {
@@ -42,6 +44,7 @@ impl Trainer {
         (plan, cx): (&StepPlan, &StepContext),
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<Known>> {
+        let class_factors = self.class_factors(batch)?;
         let weighed = self.weigh_samples((batch, labels), cut, (plan, cx), interrupted)?;
         let Some(weighed) = weighed else { return Ok(None) };
         let pulled = match &self.options.contrastive {
@@ -58,7 +61,7 @@ impl Trainer {
                 Some(states) => Some(states.map_err(Error::before_any_change)?),
             },
         };
-        Ok(Some(Known { weighed, pulled, taught }))
+        Ok(Some(Known { weighed, pulled, taught, class_factors }))
     }
 
     /// The micro-batches of a step with what its loss needs. The teacher's states move into them.
@@ -76,6 +79,10 @@ impl Trainer {
             let micro_batch = match (teacher, states.next()) {
                 (Some((teacher, of)), Some(states)) => teacher.teach(micro_batch, states, of.into()),
                 _ => micro_batch,
+            };
+            let micro_batch = match &known.class_factors {
+                Some(factors) => micro_batch.with_class_factors(factors.clone()),
+                None => micro_batch,
             };
             Ok(match (&known.weighed.weights, pulled) {
                 (Some(weights), _) => micro_batch.weighted(samples.iter().map(|&sample| weights[sample]).collect()),

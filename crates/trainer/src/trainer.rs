@@ -113,6 +113,11 @@ impl Trainer {
                 return Err(Error::invalid_option("preference.loss", expected, format!("`{name}`, which trains")));
             }
         }
+        let classes = model.config().head.labels().map_or(0, |labels| labels.names.len());
+        if ![0, classes].contains(&options.class_weights.len()) {
+            let expected = format!("a weight of each of the model's {classes} classes");
+            return Err(Error::invalid_option("task.class_weights", &expected, options.class_weights.len()));
+        }
         if options.contrastive.is_some() != (model.config().head == Head::Encoder) {
             let got = format!("a {}", model.config().head.architecture(model.config().family));
             return Err(Error::invalid_option("embedding.loss", "an encoder, which has no other loss", got));
@@ -126,6 +131,7 @@ impl Trainer {
             Counter::new(model.config(), precisions, options.dropout, &|spec| trained.contains(spec.name.as_str()))?
                 .minimising(options.token_loss());
         let counter = if options.weighs_samples() { counter.weighing_samples() } else { counter };
+        let counter = if options.class_weights.is_empty() { counter } else { counter.weighing_classes() };
         let counter = match &options.contrastive {
             Some(of) => counter.pulling_vectors(of.pooling),
             None => counter,
@@ -319,7 +325,9 @@ impl Trainer {
         };
         let verdict = update.verdict;
         (stats.loss, stats.grad_norm) = (update.loss, update.grad_norm);
-        let has_objective = cx.token_loss != TokenLoss::default() || self.options.distillation.is_some();
+        let has_objective = cx.token_loss != TokenLoss::default()
+            || self.options.distillation.is_some()
+            || !self.options.class_weights.is_empty();
         stats.objective = has_objective.then_some(update.objective);
         known.note(&mut stats);
         stats.graph_micro_batches = (self.model.micro_batches_as_graphs() - graph_micro_batches) as usize;

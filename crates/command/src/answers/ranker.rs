@@ -56,7 +56,7 @@ impl Ranker {
     /// The ranker that a model is, with these answers.
     pub fn of(config: &Config, tokenizer: &Tokenizer, answers: &[String], setting: &str) -> Outcome<Ranker> {
         match &config.head {
-            Head::Sequence(labels) if labels.is_number => return Ok(Ranker::Number),
+            Head::Sequence(labels) if labels.is_number() => return Ok(Ranker::Number),
             Head::Language => {}
             head => {
                 let class = head.architecture(config.family);

@@ -225,7 +225,7 @@ pub struct EvalArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub generate_samples: u64,
     /// Scores of the answers, separated by commas: bleu, chrf, chrf++, rouge (or rouge1, rouge2, rougeL, rougeLsum),
-    /// exact-match, accuracy, macro-f1, matthews, pearson, spearman, span-f1 [default: bleu,exact-match, or a classifier's]
+    /// exact-match, accuracy, micro-f1, macro-f1, matthews, pearson, spearman, span-f1 [default: bleu,exact-match, or a classifier's]
     #[arg(long, value_name = "NAMES")]
     pub metrics: Vec<String>,
     /// Write prompt, reference, answer and scores of each row to this file, one JSON object per line

@@ -119,6 +119,7 @@ impl ColumnFlags {
             has_labels: false,
             label: None,
             is_of_words: false,
+            is_of_sets: false,
             is_of_vectors: false,
             ranked: None,
             query: None,

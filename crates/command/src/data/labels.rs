@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use dataloader::{Tokenizer, words_and_labels};
+use dataloader::{Tokenizer, labels_of_set, words_and_labels};
 use memory_policy::plural;
 use row_files::{BadRows, Conversion, Settings};
 
@@ -25,18 +25,19 @@ pub fn of(conversion: &Conversion, file: &Path, task: Task) -> Outcome<Vec<Strin
     let mut found = BTreeSet::new();
     let settings = Settings { bad_rows: BadRows::Skip, ..Settings::default() };
     let counted = conversion.run(&settings, &mut |_, [text, label], _| {
-        let is_new = |label: &str, found: &BTreeSet<String>| !label.is_empty() && !found.contains(label);
-        match task.response() {
-            Response::LabelsOfWords => {
-                // The row that has other numbers of words and labels is refused when it is read.
-                for (_, label) in words_and_labels(&text, &label).unwrap_or_default() {
-                    if is_new(label.trim(), &found) {
-                        found.insert(label.trim().to_owned());
-                    }
-                }
+        let mut note = |label: &str| {
+            if !label.is_empty() && !found.contains(label) {
+                found.insert(label.to_owned());
             }
-            _ if is_new(label.trim(), &found) => drop(found.insert(label.trim().to_owned())),
-            _ => {}
+        };
+        match task.response() {
+            // The row that has other numbers of words and labels is refused when it is read.
+            Response::LabelsOfWords => words_and_labels(&text, &label)
+                .unwrap_or_default()
+                .into_iter()
+                .for_each(|(_, label)| note(label.trim())),
+            Response::LabelSet => labels_of_set(&label).for_each(note),
+            _ => note(label.trim()),
         }
         if found.len() > MAX_LABELS { Err(row_files::Error::Stopped) } else { Ok(()) }
     });
@@ -54,8 +55,10 @@ pub fn of(conversion: &Conversion, file: &Path, task: Task) -> Outcome<Vec<Strin
     }
     match labels.len() {
         0 => Err(Failure::unusable(format!("{}: no row has a label", file.display()))),
-        1 => Err(Failure::unusable(format!("{}: every row has the label `{}`", file.display(), labels[0]))
-            .hint("a classifier needs rows with two labels or more")),
+        1 if task.response() != Response::LabelSet => {
+            Err(Failure::unusable(format!("{}: every row has the label `{}`", file.display(), labels[0]))
+                .hint("a classifier needs rows with two labels or more"))
+        }
         _ => Ok(labels),
     }
 }

@@ -42,8 +42,9 @@ pub fn of(
     let [prompt_column, response_column] = columns(in_place, ["prompt", "response"]);
     Ok(match task.response() {
         Response::Text => Objective::TextToText { prompt_column, response_column },
-        Response::Number | Response::Label => {
-            Objective::Labels { prompt_column, label_column: response_column, labels }
+        Response::Number | Response::Label | Response::LabelSet => {
+            let are_sets = task.response() == Response::LabelSet;
+            Objective::Labels { prompt_column, label_column: response_column, labels, are_sets }
         }
         Response::LabelsOfWords => {
             Objective::LabelsOfWords { words_column: prompt_column, labels_column: response_column, labels }
@@ -99,9 +100,12 @@ pub fn in_words(objective: &Objective, task: Task, config: &Config) -> String {
         Objective::Labelled { prompt_column, completion_column, label_column } => {
             format!("`{prompt_column}` to `{completion_column}`, where `{label_column}` says how good it is")
         }
-        Objective::Labels { prompt_column, label_column, labels } => match labels.len() {
+        Objective::Labels { prompt_column, label_column, labels, are_sets } => match labels.len() {
             0 => format!("`{prompt_column}` to the number in `{label_column}`"),
-            count => format!("`{prompt_column}` to the {count} labels of `{label_column}`{}", without_names(labels)),
+            count => {
+                let which = if *are_sets { "any of the" } else { "the" };
+                format!("`{prompt_column}` to {which} {count} labels of `{label_column}`{}", without_names(labels))
+            }
         },
         Objective::LabelsOfWords { words_column, labels_column, labels } => {
             let spans = if without_names(labels).is_empty() { "" } else { ", and spans are not scored" };

@@ -259,6 +259,7 @@ pub fn chosen(columns: &Columns, task: Task) -> Chosen {
         has_labels: of.has_labels,
         label: of.label,
         is_of_words: task.response() == Response::LabelsOfWords,
+        is_of_sets: task.response() == Response::LabelSet,
         is_of_vectors: task == Task::Embedding,
         ranked: of.ranked,
         query: of.query,

@@ -10,8 +10,8 @@ use memory_policy::plural;
 use serde_json::{Map, Value, json};
 use trainer::adamw::StatePrecision;
 
-use crate::config::Config;
 use crate::config::keys::KEYS;
+use crate::config::{self, Config};
 use crate::failure::{Failure, Outcome};
 use crate::model::sources::{PART, STAMPS, Sources};
 use crate::run::open::Opened;
@@ -52,6 +52,10 @@ pub fn identity(config: &Config, opened: &Opened, sources: &Sources) -> Value {
         identity["model"]["ranking"] =
             json!({"loss": ranking.of.loss.name(), "answers": ranking.answers, "weights": ranking.of.weights});
     }
+    let class_weights = config::class_weights::of(config, &opened.model.head);
+    if !class_weights.is_empty() {
+        identity["model"]["task.class_weights"] = json!(class_weights);
+    }
     // Checkpoints from before there were two sides do not name theirs.
     if opened.reading.truncation_side == Side::Left {
         identity["data"]["data.truncation_side"] = json!("left");
@@ -80,7 +84,7 @@ fn parts(config: &Config, opened: &Opened) -> Value {
             "data.shuffle": config.data.shuffle,
             "data.block_rows": config.data.block_rows,
             "data.window_blocks": config.data.window_blocks,
-            "data.bad_rows": if config.data.bad_rows == crate::config::BadRows::Error { "error" } else { "skip" },
+            "data.bad_rows": if config.data.bad_rows == config::BadRows::Error { "error" } else { "skip" },
         },
         "tokenizer": { "data.tokenizer": opened.tokenizer.fingerprint(), FILES: files_of(&opened.tokenizer) },
         "model": { "config.json": opened.model.to_json(), "train.freeze": config.train.freeze,

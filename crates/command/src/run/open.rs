@@ -113,6 +113,7 @@ impl Opened {
             rows((&model, &tokenizer))?;
         stages.ends_within(stages::FILES, bytes_to_convert.map(Bytes))?;
         model = model.with_head(reading.head())?.saving_classifier();
+        config::class_weights::check(config, &model.head)?;
         if let (Some(of), Some(directory)) = (&config.embedding, &init_from) {
             warn_of_other_vectors(of, directory)?;
         }

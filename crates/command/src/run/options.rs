@@ -4,8 +4,8 @@ use dataloader::Objective;
 use planner::Plan;
 pub use run_plan::options::{answers, master_weights, trainer_options};
 use t5::{Head, Labels};
-use text_metrics::Metric;
 use text_metrics::bleu::Tokenization;
+use text_metrics::{LabelsInText, Metric};
 use trainer::ranking::{Ranking, RowLabels};
 
 use crate::config::{Config, keys};
@@ -26,7 +26,11 @@ pub fn evaluation(config: &Config, opened: &Opened, plan: &Plan) -> Settings {
             tokenization: tokenization(&config.train.bleu_tokenizer),
             rouge_stems: config.train.rouge_stemmer,
             rouge_any_script: true,
-            are_labels_of_words: matches!(opened.model.head, Head::Tokens(_)),
+            labels_in_text: match &opened.model.head {
+                Head::Tokens(_) => LabelsInText::OfWords,
+                Head::Sequence(labels) if labels.is_set() => LabelsInText::Set,
+                _ => LabelsInText::One,
+            },
         },
         examples: config.train.sample_generations,
         wrong_examples: false,
@@ -63,7 +67,8 @@ fn metrics(config: &Config, head: &Head) -> Vec<Metric> {
         Head::Language => config.train.eval_metrics.clone(),
         // Vectors are scored by what they find.
         Head::Encoder => Vec::new(),
-        Head::Sequence(labels) if labels.is_number => vec![Metric::Pearson, Metric::Spearman],
+        Head::Sequence(labels) if labels.is_number() => vec![Metric::Pearson, Metric::Spearman],
+        Head::Sequence(labels) if labels.is_set() => vec![Metric::Accuracy, Metric::MicroF1, Metric::MacroF1],
         Head::Tokens(labels) if are_spans(labels) => vec![Metric::Accuracy, Metric::SpanF1],
         Head::Sequence(_) | Head::Tokens(_) => vec![Metric::Accuracy, Metric::MacroF1],
     }

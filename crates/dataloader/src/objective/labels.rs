@@ -6,13 +6,16 @@ use crate::error::BadValue;
 /// The label of a token that has none: `t5_ops::IGNORED_LABEL`.
 const IGNORED: u32 = u32::MAX;
 
+/// No word in capital letters is as long.
+const SURELY_RESIDUES: usize = 20;
+
 /// The words of a text: its lines, as lists are written, or else what white space parts.
 pub fn words(text: &str) -> Vec<&str> {
     if text.contains('\n') { text.split('\n').collect() } else { text.split_whitespace().collect() }
 }
 
-/// The words of a row and their labels. A sequence of capital letters with a label of one letter each is a word for each letter, as residues
-/// of proteins.
+/// The words of a row and their labels. A sequence of capital letters, as residues of proteins, with a label for each letter is a word for each
+/// letter. Encoders of proteins read the rare residues U, Z, O and B as X (Elnaggar et al., 2021, arXiv 2007.06225).
 ///
 /// # Errors
 /// There are more words than labels, or fewer.
@@ -20,10 +23,16 @@ pub fn words_and_labels<'a>(text: &'a str, labels: &'a str) -> Result<Vec<(&'a s
     let (of_text, of_labels) = (words(text), words(labels));
     let pairs: Vec<(&str, &str)> = match (of_text.as_slice(), of_labels.as_slice()) {
         (&[sequence], &[letters])
-            if are_letters(sequence) && are_letters(letters) && sequence.len() == letters.len() =>
+            if are_residues(sequence) && sequence.len() == letters.len() && letters.is_ascii() =>
         {
-            let letter = |at: usize| (&sequence[at..=at], &letters[at..=at]);
+            let letter = |at: usize| (residue(sequence, at), &letters[at..=at]);
             (0..sequence.len()).map(letter).collect()
+        }
+        (&[sequence], labels) if are_residues(sequence) && sequence.len() == labels.len() => {
+            labels.iter().enumerate().map(|(at, label)| (residue(sequence, at), *label)).collect()
+        }
+        (&[sequence], _) if are_residues(sequence) && sequence.len() >= SURELY_RESIDUES => {
+            return Err(BadValue::UnequalLists);
         }
         (one, other) if one.len() != other.len() => return Err(BadValue::UnequalLists),
         (one, other) => one.iter().copied().zip(other.iter().copied()).collect(),
@@ -31,8 +40,15 @@ pub fn words_and_labels<'a>(text: &'a str, labels: &'a str) -> Result<Vec<(&'a s
     Ok(pairs)
 }
 
-fn are_letters(text: &str) -> bool {
+fn are_residues(text: &str) -> bool {
     text.len() > 1 && text.bytes().all(|byte| byte.is_ascii_uppercase())
+}
+
+fn residue(sequence: &str, at: usize) -> &str {
+    match &sequence[at..=at] {
+        "U" | "Z" | "O" | "B" => "X",
+        letter => letter,
+    }
 }
 
 /// The label of a text: its index among `labels`, or the bits of a number if there are none.
@@ -45,6 +61,20 @@ pub(super) fn label(text: &str, labels: &[String]) -> Result<u32, BadValue> {
         Ok(number) if number.is_finite() => Ok(number.to_bits()),
         _ => Err(BadValue::NotANumber),
     }
+}
+
+/// For each of `labels` whether it is in a text, as 1 or 0. Commas or line ends part a text's labels.
+pub(super) fn label_set(text: &str, labels: &[String]) -> Result<Vec<u32>, BadValue> {
+    let mut set = vec![0; labels.len()];
+    for label in labels_of_set(text) {
+        set[index(label, labels)? as usize] = 1;
+    }
+    Ok(set)
+}
+
+/// The labels in a text that has any number of them, parted by commas or line ends.
+pub fn labels_of_set(text: &str) -> impl Iterator<Item = &str> {
+    text.split([',', '\n']).map(str::trim).filter(|label| !label.is_empty())
 }
 
 fn index(text: &str, labels: &[String]) -> Result<u32, BadValue> {
@@ -113,6 +143,10 @@ mod tests {
     #[test]
     fn letters_of_a_sequence_have_a_label_each() {
         assert_eq!(words_and_labels("MKV", "HHE"), Ok(vec![("M", "H"), ("K", "H"), ("V", "E")]));
+        assert_eq!(words_and_labels("MUB", "H-E"), Ok(vec![("M", "H"), ("X", "-"), ("X", "E")]));
+        assert_eq!(words_and_labels("MKV", "helix\nhelix\nsheet").unwrap()[2], ("V", "sheet"));
+        assert_eq!(words_and_labels("MKV", "0 0 1").unwrap()[2], ("V", "1"));
+        assert_eq!(words_and_labels(&"M".repeat(20), "H"), Err(BadValue::UnequalLists));
         assert_eq!(words_and_labels("Paris", "B-LOC"), Ok(vec![("Paris", "B-LOC")]));
         assert_eq!(words_and_labels("MKV", "HH"), Ok(vec![("MKV", "HH")]));
     }
@@ -125,5 +159,13 @@ mod tests {
         assert_eq!(label("x", &[]), Err(BadValue::NotANumber));
         assert_eq!(label(" 1.5\n", &[]), Ok(1.5f32.to_bits()));
         assert_eq!(label("I-PER ", &LABELS.map(String::from)), Ok(2));
+        assert_eq!(label_set("O, X", &LABELS.map(String::from)), Err(BadValue::UnknownLabel));
+    }
+
+    #[test]
+    fn a_set_has_any_number_of_labels() {
+        for (text, expected) in [("I-PER, O", [1, 0, 1]), ("B-PER\nB-PER\n", [0, 1, 0]), (" ", [0; 3])] {
+            assert_eq!(label_set(text, &LABELS.map(String::from)), Ok(expected.to_vec()), "{text}");
+        }
     }
 }

@@ -74,7 +74,7 @@ const fn key(
 pub const CHANGES: &[&str] = &["data", "tokenizer", "model", "base", "batch-size", "seed"];
 
 /// The values by which evaluations can be compared.
-pub const MEASURES: [&str; 18] = [
+pub const MEASURES: [&str; 19] = [
     "loss",
     "preference_loss",
     "rewards/accuracies",
@@ -88,6 +88,7 @@ pub const MEASURES: [&str; 18] = [
     "rougeLsum",
     "exact_match",
     "accuracy",
+    "micro_f1",
     "macro_f1",
     "matthews",
     "pearson",
@@ -147,9 +148,9 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("model.base_precision", OneOf(&["int8", "nf4"]), NONE, "\"none\"", "quantise the frozen weights under an adapter, once, into OUTPUT/base-int8 or OUTPUT/base-nf4; none: use them as they are stored"),
     key("model.overrides", Table, &[], "{}", "config.json keys that override model.config, such as { num_layers = 4 }"),
 
-    key("task.name", OneOf(&task::NAMES), AUTO, "\"auto\"", "what the model makes of a source: text, a label, a number, a label of each word, a vector, or a rank among texts; auto: that of model.init_from, or text-to-text"),
+    key("task.name", OneOf(&task::NAMES), AUTO, "\"auto\"", "what the model makes of a source: text, a label, any number of labels, a number, a label of each word, a vector, or a rank among texts; auto: that of model.init_from, or text-to-text"),
 
-    key("task.class_weights", Table, &[], "{}", "weights of classes in the loss; of rankings those of relevant texts and of others, such as { true = 3 }; a class that is not named has 1"),
+    key("task.class_weights", Table, &[], "{}", "weights of classes in the loss of a classifier, such as { urgent = 3 }; of rankings those of relevant texts (true) and of others (false); a class that is not named has 1"),
 
     key("data.train", Paths, &[], "[]", "training files: parquet, JSONL, JSON, CSV or TSV, plain, .gz or .zst; files, directories or globs; required"),
     key("data.validation", Paths, &[], "[]", "validation files, as data.train; empty: those that a directory of data.train names so, or no evaluation"),
@@ -206,7 +207,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("train.early_stopping_patience", Integer(1, 1 << 30), NONE, "\"none\"", "stop after this many evaluations in a row without a better checkpoint.best_metric; none: train to the end"),
     key("train.early_stopping_min_delta", Number(0.0, 1e30), &[], "0.0", "an evaluation is better if it exceeds the best one by more than this"),
     key("train.eval_max_new_tokens", Integer(1, 1 << 20), AUTO, "\"auto\"", "longest generated answer in tokens; auto: data.max_target_tokens"),
-    key("train.eval_metrics", Metrics, &[], "[\"bleu\", \"exact_match\"]", "scores of generated answers: bleu, chrf, chrf++, rouge (or rouge1, rouge2, rougeL, rougeLsum), exact_match, accuracy, macro_f1, matthews, pearson, spearman, span_f1; the default of a classifier is that of its task"),
+    key("train.eval_metrics", Metrics, &[], "[\"bleu\", \"exact_match\"]", "scores of generated answers: bleu, chrf, chrf++, rouge (or rouge1, rouge2, rougeL, rougeLsum), exact_match, accuracy, micro_f1, macro_f1, matthews, pearson, spearman, span_f1; the default of a classifier is that of its task"),
     key("train.rouge_stemmer", Switch, &[], "false", "stem words for ROUGE, as google's rouge-score does with use_stemmer"),
     key("train.bleu_tokenizer", OneOf(&["auto", "13a", "zh", "char", "none"]), &[], "\"auto\"", "sacreBLEU's tokenizer; auto: by the language of the references"),
     key("train.sample_generations", Integer(0, 1000), &[], "3", "generated answers shown after each evaluation"),

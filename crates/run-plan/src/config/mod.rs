@@ -13,6 +13,7 @@
 
 pub mod aliases;
 mod batch_size;
+pub mod class_weights;
 mod data;
 mod denoisers;
 pub mod distill;

@@ -4,7 +4,7 @@ use trainer::ranking::{Ranking, RankingLoss};
 
 use super::loss::Loss;
 use super::task::Task;
-use super::{Values, size, task_of};
+use super::{Values, class_weights, size, task_of};
 use crate::failure::{Failure, Outcome};
 
 /// `ranking.*`
@@ -46,13 +46,7 @@ pub fn from_values(values: &Values) -> Outcome<Option<RankingSettings>> {
             "`--set 'task.class_weights={ true = 3 }'` is the weight of relevant texts, `false` that of others",
         ));
     }
-    let number = |value: &toml::Value| value.as_float().or_else(|| value.as_integer().map(|number| number as f64));
-    let weight = |class: &str| match weights.get(class) {
-        None => Ok(1.0),
-        Some(value) => number(value).filter(|weight| weight.is_finite() && *weight >= 0.0).ok_or_else(|| {
-            Failure::usage(format!("`task.class_weights`: `{class}`: expected a number from 0 up, got {value}"))
-        }),
-    };
+    let weight = |class: &str| class_weights::weight(values, class).map(|weight| weight.unwrap_or(1.0));
     let weights = [weight("true")?, weight("false")?];
     if loss.is_of_lists() && weights != [1.0; 2] {
         return Err(Failure::usage(format!(
@@ -70,7 +64,7 @@ pub static LOSS: Loss = Loss {
     has_no_terms: ["a loss of rankings", "is computed without it"],
     has_dropout: true,
     keys: (
-        &["data.query_column", "ranking.loss", "ranking.answers", "ranking.list_size", "task.class_weights"],
+        &["data.query_column", "ranking.loss", "ranking.answers", "ranking.list_size"],
         "it is for `task.name = \"ranking\"`",
     ),
     is_chosen: |config| config.ranking.is_some(),

@@ -1,6 +1,6 @@
 //! `task.name`: what a model makes of a source. Each task is a row of [`TASKS`].
 
-use t5::{Head, Labels};
+use t5::{Head, Labels, Problem};
 
 /// What a model makes of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,6 +9,8 @@ pub enum Task {
     TextToText,
     /// One of some labels.
     Classification,
+    /// Any number of some labels.
+    MultiLabel,
     /// A number.
     Regression,
     /// A label of each word.
@@ -28,6 +30,8 @@ pub enum Response {
     Number,
     /// One of some labels.
     Label,
+    /// Any number of some labels.
+    LabelSet,
     /// A label of each word.
     LabelsOfWords,
 }
@@ -46,9 +50,10 @@ const fn row(task: Task, name: &'static str, response: Response, head: fn(Vec<St
 }
 
 #[rustfmt::skip]
-static TASKS: [Row; 6] = [
+static TASKS: [Row; 7] = [
     row(Task::TextToText, "text-to-text", Response::Text, |_| Head::Language),
     row(Task::Classification, "classification", Response::Label, |labels| Head::Sequence(Labels::named(labels))),
+    row(Task::MultiLabel, "multi-label-classification", Response::LabelSet, |labels| Head::Sequence(Labels::set(labels))),
     row(Task::Regression, "regression", Response::Number, |_| Head::Sequence(Labels::number())),
     row(Task::TokenClassification, "token-classification", Response::LabelsOfWords, |labels| Head::Tokens(Labels::named(labels))),
     row(Task::Embedding, "embedding", Response::Text, |_| Head::Encoder),
@@ -74,8 +79,11 @@ impl Task {
     /// The task of a model with this head.
     pub fn of(head: &Head) -> Task {
         match head {
-            Head::Sequence(Labels { is_number: true, .. }) => Task::Regression,
-            Head::Sequence(_) => Task::Classification,
+            Head::Sequence(labels) => match labels.problem {
+                Problem::OneLabel => Task::Classification,
+                Problem::LabelSet => Task::MultiLabel,
+                Problem::Number => Task::Regression,
+            },
             Head::Tokens(_) => Task::TokenClassification,
             Head::Encoder => Task::Embedding,
             Head::Language => Task::TextToText,

@@ -13,7 +13,8 @@ use crate::context::{Noise, classifier_site};
 use crate::description::LinearDescription;
 use crate::error::Result;
 use crate::gradients::Gradients;
-use crate::head::Labels;
+use crate::head::Problem;
+use crate::label_loss::LabelLoss;
 use crate::ops::Ops;
 use crate::parameters::Weight;
 
@@ -23,8 +24,8 @@ pub(crate) struct Classifier<T> {
     out: Affine<T>,
     /// The probability of dropout before each layer.
     dropout: f64,
-    /// Whether the one output is a number, whose loss is the squared error.
-    is_number: bool,
+    /// What the outputs say, which decides the loss.
+    problem: Problem,
 }
 
 /// `x Wᵀ + b`.
@@ -58,11 +59,11 @@ impl<T: Ops> Affine<T> {
 impl<T: Ops> Classifier<T> {
     /// The classifier of a model's head, if it has one.
     pub fn new(weights: &Weights<T>, config: &Config) -> Option<Self> {
-        let Labels { is_number, .. } = *config.head.labels()?;
+        let problem = config.head.labels()?.problem;
         let (dense, out) = config.classifier_layers()?;
         let of = |layer: &LinearDescription| Affine::of(weights, &layer.name);
         let (dense, out) = (dense.as_ref().map(of), of(&out));
-        Some(Classifier { dense, out, dropout: config.classifier_dropout(), is_number })
+        Some(Classifier { dense, out, dropout: config.classifier_dropout(), problem })
     }
 
     /// Logits (B, n, N) of rows (B, n, D), without dropout.
@@ -76,9 +77,18 @@ impl<T: Ops> Classifier<T> {
     /// The sum of the losses of rows (B, n, D).
     pub fn loss(&self, x: &T, labels: &[u32]) -> Result<f64> {
         let logits = self.logits(x)?;
-        match self.is_number {
-            true => Ok(logits.squared_error_backward(labels, 1.0)?.0.cross_entropy),
-            false => T::logit_cross_entropy(&logits, labels, None),
+        match self.loss_on_host(None) {
+            Some(loss) => Ok(logits.label_loss_backward(labels, loss, 1.0)?.0.cross_entropy),
+            None => T::logit_cross_entropy(&logits, labels, None),
+        }
+    }
+
+    /// The loss, if the host computes it.
+    fn loss_on_host<'a>(&self, class_factors: Option<&'a [f64]>) -> Option<LabelLoss<'a>> {
+        match self.problem {
+            Problem::Number => Some(LabelLoss::SquaredError),
+            Problem::LabelSet => Some(LabelLoss::Binary(class_factors.unwrap_or_default())),
+            Problem::OneLabel => class_factors.map(LabelLoss::CrossEntropy),
         }
     }
 
@@ -86,7 +96,7 @@ impl<T: Ops> Classifier<T> {
     pub fn backward(
         &self,
         x: &T,
-        labels: &[u32],
+        (labels, class_factors): (&[u32], Option<&[f64]>),
         (scale, token_loss): (f64, TokenLoss),
         noise: &Noise,
         grads: &mut Gradients<T>,
@@ -102,9 +112,9 @@ impl<T: Ops> Classifier<T> {
             None => (None, x.clone()),
         };
         let logits = self.out.forward(&dropped)?;
-        let (losses, dlogits) = match self.is_number {
-            true => logits.squared_error_backward(labels, scale)?,
-            false => T::logit_cross_entropy_backward(logits, labels, scale, token_loss, None)?,
+        let (losses, dlogits) = match self.loss_on_host(class_factors) {
+            Some(loss) => logits.label_loss_backward(labels, loss, scale)?,
+            None => T::logit_cross_entropy_backward(logits, labels, scale, token_loss, None)?,
         };
         let mut dx = self.out.backward(&dropped, &dlogits, grads)?;
         if let (Some(dense), Some(hidden)) = (&self.dense, hidden) {

@@ -10,6 +10,7 @@ use super::files::Files;
 use super::offload_store::{Extent, TensorOffloadStore};
 use super::{Attended, AttentionSettings, Matrix, NormWeight, Ops, Position};
 use crate::error::Result;
+use crate::label_loss::LabelLoss;
 use crate::pooling::Pooling;
 
 impl Matrix<'_, Tensor> {
@@ -308,14 +309,11 @@ impl Ops for Tensor {
         Ok((dy * self.sqr()?.affine(-1.0, 1.0)?)?)
     }
 
-    fn squared_error_backward(&self, right: &[u32], scale: f64) -> Result<(LossSums, Self)> {
-        let numbers = self.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
-        let errors: Vec<f64> =
-            numbers.iter().zip(right).map(|(number, right)| number - f64::from(f32::from_bits(*right))).collect();
-        let loss: f64 = errors.iter().map(|error| error * error).sum();
-        let gradient: Vec<f64> = errors.iter().map(|error| 2.0 * scale * error).collect();
-        let gradient = Tensor::from_vec(gradient, Ops::dims(self), self.device())?.to_dtype(self.dtype())?;
-        Ok((loss.into(), gradient))
+    fn label_loss_backward(&self, labels: &[u32], loss: LabelLoss, scale: f64) -> Result<(LossSums, Self)> {
+        let mut values = self.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+        let width = Ops::dims(self).last().copied().unwrap_or(1);
+        let sums = loss.to_gradient((&mut values, width), labels, scale);
+        Ok((sums, Tensor::from_vec(values, Ops::dims(self), self.device())?.to_dtype(self.dtype())?))
     }
 
     fn pool_backward(&self, pooling: Pooling, lengths: &[usize], dvectors: &[f64]) -> Result<Self> {

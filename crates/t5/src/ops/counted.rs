@@ -17,6 +17,7 @@ use t5_ops::{
 
 use super::{Attended, AttentionSettings, Files, Matrix, NormWeight, Ops, Position};
 use crate::error::Result;
+use crate::label_loss::LabelLoss;
 use crate::pooling::Pooling;
 use files::{CountedExtent, CountedFiles};
 pub(crate) use ledger::Ledger;
@@ -507,7 +508,9 @@ impl Ops for Counted {
         Ok(dy.like())
     }
 
-    fn squared_error_backward(&self, _: &[u32], _: f64) -> Result<(LossSums, Self)> {
+    fn label_loss_backward(&self, _: &[u32], _: LabelLoss, _: f64) -> Result<(LossSums, Self)> {
+        // The values in f64, and a copy of them.
+        self.sums().note_transient(2 * self.elements() * size_of::<f64>() as u64);
         Ok((LossSums::default(), self.like()))
     }
 

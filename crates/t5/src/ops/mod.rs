@@ -24,6 +24,7 @@ use t5_ops::{
 };
 
 use crate::error::Result;
+use crate::label_loss::LabelLoss;
 use crate::pooling::Pooling;
 
 /// The weight of a product, (out, in).
@@ -321,8 +322,8 @@ pub trait Ops: Clone + Debug + Sized {
     fn tanh(&self) -> Result<Self>;
     /// The gradient of the argument of [`Ops::tanh`], whose result is `self`.
     fn tanh_backward(&self, dy: &Self) -> Result<Self>;
-    /// The sum of the squared errors of numbers (R, .., 1) whose right values are the bits of f32, and its gradient times `scale`.
-    fn squared_error_backward(&self, right: &[u32], scale: f64) -> Result<(LossSums, Self)>;
+    /// The losses of a classifier's outputs (.., N), and the gradient of the objective times `scale`.
+    fn label_loss_backward(&self, labels: &[u32], loss: LabelLoss, scale: f64) -> Result<(LossSums, Self)>;
 
     /// The gradient of an encoder's output `self` (B, S, D) from those of its vectors (B, D), of the first `lengths[b]` rows of each sample.
     fn pool_backward(&self, pooling: Pooling, lengths: &[usize], dvectors: &[f64]) -> Result<Self>;

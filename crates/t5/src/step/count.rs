@@ -242,6 +242,12 @@ impl Counter {
         self
     }
 
+    /// Counts for steps whose micro-batches have [class factors](crate::MicroBatch::with_class_factors).
+    pub fn weighing_classes(mut self) -> Counter {
+        [Some(&mut self.rehearsal), self.with_copies.as_mut()].into_iter().flatten().for_each(Rehearsal::weigh_classes);
+        self
+    }
+
     /// Counts for steps whose micro-batches are [weighted](crate::MicroBatch::weighted).
     pub fn weighing_samples(mut self) -> Counter {
         [Some(&mut self.rehearsal), self.with_copies.as_mut()].into_iter().flatten().for_each(Rehearsal::weigh_samples);

@@ -10,7 +10,7 @@ use crate::cli::export_flags::{ExportArgs, Format, GgufNames};
 use crate::files::run_dir;
 
 /// Scores of an evaluation that show how good a model is, with their names and significant digits.
-const SCORES: [(&str, &str, usize); 13] = [
+const SCORES: [(&str, &str, usize); 14] = [
     ("loss", "loss", 4),
     ("perplexity", "perplexity", 3),
     ("bleu", "BLEU", 2),
@@ -22,6 +22,7 @@ const SCORES: [(&str, &str, usize); 13] = [
     ("rougeLsum", "ROUGE-Lsum", 4),
     ("exact_match", "exact match", 4),
     ("accuracy", "accuracy", 4),
+    ("micro_f1", "micro F1", 4),
     ("macro_f1", "macro F1", 4),
     ("generated_samples", "answers generated", 0),
 ];

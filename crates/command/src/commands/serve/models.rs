@@ -51,7 +51,7 @@ impl Named {
         let base = t5::Config::from_file(&directory.join("config.json"))?;
         let base = match &base.head {
             Head::Encoder => base,
-            Head::Sequence(labels) if labels.is_number => base,
+            Head::Sequence(labels) if labels.is_number() => base,
             _ => base.with_head(Head::Language)?,
         };
         let (values, most_new_tokens) = flags.decoding.over(&base)?;

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::head::{Head, Labels};
+use crate::head::{Head, Labels, Problem};
 use crate::hf::safetensors::Reader;
 
 /// PEFT's tasks, each with the head that its class has over a T5. The labels stand for any.
@@ -17,7 +17,7 @@ const TASKS: [(&str, Head); 4] = [
     ("SEQ_CLS", Head::Sequence(ANY_LABELS)),
     ("TOKEN_CLS", Head::Tokens(ANY_LABELS)),
 ];
-const ANY_LABELS: Labels = Labels { names: Vec::new(), is_number: false, reads_decoder: None };
+const ANY_LABELS: Labels = Labels { names: Vec::new(), problem: Problem::OneLabel, reads_decoder: None };
 /// The keys of the labels.
 const LABELS: [&str; 2] = ["id2label", "problem_type"];
 

@@ -106,6 +106,7 @@ pub(super) struct Rehearsal {
     cx: StepContext,
     /// Whether each sample's cross-entropy has a weight.
     weighs_samples: bool,
+    weighs_classes: bool,
     /// The head and the width of a teacher whose logits the loss compares with.
     teacher: Option<(LogitHead<Counted>, usize)>,
     /// How vectors are made whose gradients are what backward begins with.
@@ -172,6 +173,7 @@ impl Rehearsal {
             trains_tables,
             cx,
             weighs_samples: false,
+            weighs_classes: false,
             teacher: None,
             pulls: None,
             like,
@@ -185,6 +187,10 @@ impl Rehearsal {
 
     pub fn weigh_samples(&mut self) {
         self.weighs_samples = true;
+    }
+
+    pub fn weigh_classes(&mut self) {
+        self.weighs_classes = true;
     }
 
     /// # Errors
@@ -260,6 +266,7 @@ impl Rehearsal {
     fn rehearse(&self, shape: Shape, scene: Scene) -> Result<Cost> {
         let (ledger, mut gradients) = (&self.ledger, self.gradients.borrow_mut());
         let weights = (self.weighs_samples && matches!(scene, Scene::Head { .. })).then(Vec::new);
+        let class_factors = self.weighs_classes.then(Vec::new);
         let vectors = self.pulls.map(|pooling| VectorGradients { pooling, values: Vec::new() });
         let taught =
             self.teacher.as_ref().filter(|_| matches!(scene, Scene::Head { .. })).map(|(head, width)| Taught {
@@ -268,7 +275,7 @@ impl Rehearsal {
                 head: head.clone(),
                 of: Distillation { alpha: 1.0, temperature: 1.0 },
             });
-        let batches = [MicroBatch { weights, vectors, taught, ..batch(ledger, shape) }];
+        let batches = [MicroBatch { weights, class_factors, vectors, taught, ..batch(ledger, shape) }];
         let cx = match scene {
             Scene::Head { chunk_rows } => StepContext { loss_chunk_rows: chunk_rows, ..self.cx },
             _ => self.cx,
@@ -432,6 +439,7 @@ pub(super) fn batch(ledger: &Ledger, shape: Shape) -> MicroBatch<Counted> {
         labels: Vec::new(),
         samples: Vec::new(),
         weights: None,
+        class_factors: None,
         vectors: None,
         answers: Vec::new(),
         skips_adapter: false,
