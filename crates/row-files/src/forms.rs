@@ -362,7 +362,9 @@ impl File<'_> {
         let is_of_page = |name: &str| ["title", "score", "int_score"].contains(&name) && self.has("url");
         let is_about = |name: &str| is_about(name) || is_of_page(name);
         let columns = self.columns.iter().map(String::as_str);
-        columns.filter(|name| *name != text && !name.trim().is_empty() && !is_about(name)).collect()
+        columns
+            .filter(|name| *name != text && !name.trim().is_empty() && !is_about(name) && self.has_text(name))
+            .collect()
     }
 
     /// One of the known forms.

@@ -48,6 +48,12 @@ fn a_text_with_a_class_is_a_pair_and_a_text_with_another_column_is_a_question() 
     }
     check("text label label_text", "prompt from `text`, response from `label_text`");
     refused("text label category", "the target is `label`; the target is `category`");
+    refused(
+        "text grade grade.points",
+        "`text` is the source and `grade.points` the target; pretraining on `text` alone",
+    );
+    let grade = pairing("text grade grade.points");
+    assert!(matches!(grade, Err(Unpaired::Question(meanings)) if meanings.len() == 2), "an object is no target");
     refused("text grade", "`text` is the source and `grade` the target; pretraining on `text` alone");
 }
 
