@@ -5,9 +5,11 @@
 mod device;
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use candle_core::DType;
+use candle_core::{DType, Tensor};
+use collective::threads;
 use serde_json::Value;
 use t5::T5;
 use t5::peft::AdapterDirectory;
@@ -17,7 +19,10 @@ use trainer::groups::Group;
 use trainer::lion::LionOptions;
 use trainer::preference::{Preference, PreferenceLoss};
 use trainer::schedule::{Schedule, ScheduleKind};
-use trainer::{Batch, LayerMajor, Levers, OptimizerOptions, Precision, StepOutcome, StepPlan, Trainer, TrainerOptions};
+use trainer::{
+    Batch, LayerMajor, Levers, OptimizerOptions, Parallel, Precision, Sharding, StepOutcome, StepPlan, Trainer,
+    TrainerOptions,
+};
 
 use self::device::device;
 
@@ -113,62 +118,120 @@ fn samples(batch: &Value, are_pairs: bool) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
     (twice, targets.into_iter().zip(rejected).flat_map(|(chosen, rejected)| [chosen, rejected]).collect())
 }
 
-#[test]
-fn fifty_steps_of_each_recipe_are_those_of_torch() {
+/// The trainer of a case, beside its frozen model.
+fn trainer(base: &Value, case: &Value) -> Trainer {
+    let mut trainer = Trainer::new(model(base, &case["adapter"]), options(case)).unwrap();
+    if case["recipe"]["preference.reference"].is_string() {
+        trainer.compare_with(model(base, &Value::Null)).unwrap();
+    }
+    if case["recipe"]["distill.teacher"].is_string() {
+        let teacher = T5::load(&goldens("tests/goldens/recipes/teacher"), DType::F64, &device()).unwrap();
+        trainer.compare_with(teacher).unwrap();
+    }
+    trainer
+}
+
+/// Makes a step of case `number` with the rows of a batch that this process's shards have, and compares it with torch's.
+fn check_step(
+    trainer: &mut Trainer,
+    (number, name, case): (usize, &str, &Value),
+    step: usize,
+    batch: &Value,
+    shards: &[Range<usize>],
+) {
+    let preference = options(case).preference;
+    let has_labels = preference.is_some_and(|of| of.loss.has_labels());
+    let (sources, targets) = samples(batch, preference.is_some() && !has_labels);
+    let samples_of_a_row = sources.len() / batch["sources"].as_array().unwrap().len();
+    let rows = shards[0].start..shards[shards.len() - 1].end;
+    let mine = rows.start * samples_of_a_row..rows.end * samples_of_a_row;
+    let batch_of_rows = Batch { sources: &sources[mine.clone()], targets: &targets[mine] };
+    let shards: Vec<usize> = shards.iter().map(|rows| rows.len() * samples_of_a_row).collect();
+    let labels = batch["labels"].as_array().into_iter().flatten().filter_map(Value::as_bool);
+    let labels: Vec<bool> = labels.filter(|_| has_labels).skip(rows.start).take(rows.len()).collect();
+    // No plan changes the numbers: each step has another one.
+    let levers = Levers {
+        micro_batch_samples: 1 + (step + number) % 5,
+        recompute_blocks: step % 3,
+        loss_chunk_rows: 3 + step % 7,
+        layer_major: ((step + number) % 3 == 2).then_some(LayerMajor::PLAIN),
+        ..Levers::default()
+    };
+    let plan = StepPlan { levers, longest: None };
+    let outcome = trainer.step_of_labels((&batch_of_rows, &labels), &shards, &plan, &|| false).unwrap();
+    let StepOutcome::Done(stats) = outcome else { panic!("{name}, step {step}: {outcome:?}") };
+    let numbers = [
+        ("loss", Some(stats.loss)),
+        ("grad_norm", Some(stats.grad_norm)),
+        ("objective", stats.objective),
+        ("kl", stats.preference.and_then(|of| of.kl)),
+    ];
+    for (key, got) in numbers {
+        let expected = case[key].get(step).and_then(Value::as_f64);
+        assert_eq!(got.is_some(), expected.is_some(), "{name}: {key}");
+        let (Some(got), Some(expected)) = (got, expected) else { continue };
+        let far = (got - expected).abs() / expected.abs().max(1e-2);
+        assert!(far < 1e-7, "{name}, step {}: {key} is {got}, not {expected} ({far:e})", step + 1);
+    }
+}
+
+/// Calls `check` with each recipe's number, name and case, and with its first model and its batches.
+fn each_recipe(check: impl Fn((usize, &str, &Value), &Value, &[Value])) {
     let golden: Value =
         serde_json::from_slice(&fs::read(goldens("tests/goldens/recipes/recipes.json")).unwrap()).unwrap();
-    let batches = golden["batches"].as_array().unwrap();
     for (number, (name, case)) in golden["cases"].as_object().unwrap().iter().enumerate() {
-        let options = options(case);
-        if options.has_frozen_model() && !device().is_cpu() {
+        if options(case).has_frozen_model() && !device().is_cpu() {
             // A run on a card is refused such a model: it has no kernel for the loss, and no room in its bill.
             continue;
         }
-        let has_labels = options.preference.is_some_and(|of| of.loss.has_labels());
-        let are_pairs = options.preference.is_some() && !has_labels;
-        let mut trainer = Trainer::new(model(&golden["base"], &case["adapter"]), options).unwrap();
-        if case["recipe"]["preference.reference"].is_string() {
-            trainer.compare_with(model(&golden["base"], &Value::Null)).unwrap();
-        }
-        if case["recipe"]["distill.teacher"].is_string() {
-            let teacher = T5::load(&goldens("tests/goldens/recipes/teacher"), DType::F64, &device()).unwrap();
-            trainer.compare_with(teacher).unwrap();
-        }
-        for step in 0..STEPS as usize {
-            let (sources, targets) = samples(&batches[step % batches.len()], are_pairs);
-            // No plan changes the numbers: each step has another one.
-            let layer_major = ((step + number) % 3 == 2).then_some(LayerMajor::PLAIN);
-            let levers = Levers {
-                micro_batch_samples: 1 + (step + number) % 5,
-                recompute_blocks: step % 3,
-                loss_chunk_rows: 3 + step % 7,
-                layer_major,
-                ..Levers::default()
-            };
-            let batch = Batch { sources: &sources, targets: &targets };
-            let labels: Vec<bool> = batches[step % batches.len()]["labels"]
-                .as_array()
-                .into_iter()
-                .flatten()
-                .filter_map(Value::as_bool)
-                .filter(|_| has_labels)
-                .collect();
-            let (shards, plan) = ([sources.len()], StepPlan { levers, longest: None });
-            let outcome = trainer.step_of_labels((&batch, &labels), &shards, &plan, &|| false).unwrap();
-            let StepOutcome::Done(stats) = outcome else { panic!("{name}, step {step}: {outcome:?}") };
-            let numbers = [
-                ("loss", Some(stats.loss)),
-                ("grad_norm", Some(stats.grad_norm)),
-                ("objective", stats.objective),
-                ("kl", stats.preference.and_then(|of| of.kl)),
-            ];
-            for (key, got) in numbers {
-                let expected = case[key].get(step).and_then(Value::as_f64);
-                assert_eq!(got.is_some(), expected.is_some(), "{name}: {key}");
-                let (Some(got), Some(expected)) = (got, expected) else { continue };
-                let far = (got - expected).abs() / expected.abs().max(1e-2);
-                assert!(far < 1e-7, "{name}, step {}: {key} is {got}, not {expected} ({far:e})", step + 1);
-            }
-        }
+        check((number, name, case), &golden["base"], golden["batches"].as_array().unwrap());
     }
+}
+
+/// Makes steps of a recipe by processes, which are threads here, in two shards. Returns the bits of each process's parameters.
+fn steps_in_two_shards(
+    processes: usize,
+    of: (usize, &str, &Value),
+    (base, batches): (&Value, &[Value]),
+    steps: usize,
+) -> Vec<Vec<u64>> {
+    threads::run(processes, |group| {
+        let rank = group.rank();
+        let mut trainer = trainer(base, of.2);
+        let parallel = Parallel::new(group, Some(2)).unwrap();
+        let shards = parallel.shards();
+        trainer.join(parallel, if processes == 1 { Sharding::None } else { Sharding::Gradients }).unwrap();
+        for step in 0..steps {
+            let batch = &batches[step % batches.len()];
+            let rows = batch["sources"].as_array().unwrap().len();
+            let mine: Vec<_> = shards.owned_by(rank).map(|shard| shards.positions(shard, rows)).collect();
+            check_step(&mut trainer, of, step, batch, &mine);
+        }
+        let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
+        let parameters = trainer.model().parameters().iter();
+        parameters.flat_map(|parameter| values(&parameter.tensor)).map(f64::to_bits).collect()
+    })
+}
+
+#[test]
+fn fifty_steps_of_each_recipe_are_those_of_torch() {
+    each_recipe(|of, base, batches| {
+        let mut trainer = trainer(base, of.2);
+        for step in 0..STEPS as usize {
+            let batch = &batches[step % batches.len()];
+            let rows = batch["sources"].as_array().unwrap().len();
+            check_step(&mut trainer, of, step, batch, &[0..rows]);
+        }
+    });
+}
+
+#[test]
+fn two_processes_make_the_steps_of_torch_and_the_bits_of_one() {
+    each_recipe(|of, base, batches| {
+        let [one, two] = [1, 2].map(|processes| steps_in_two_shards(processes, of, (base, batches), 12));
+        // A process cuts its answers with labels for itself, so other answers share a micro-batch before the step.
+        let has_labels = options(of.2).preference.is_some_and(|of| of.loss.has_labels());
+        // The numbers would be too many to print.
+        assert!(has_labels || two.iter().all(|bits| *bits == one[0]), "{}", of.1);
+    });
 }
