@@ -170,7 +170,10 @@ fn check_texts(texts: &FileTexts, (before, prefix): (&Tokenizer, &str), trimmed:
             let (mut stay, mut expected, mut got) = (true, IdDigest::default(), IdDigest::default());
             before.encode_each(text, |ids| {
                 for id in ids {
-                    new_ids[*id as usize].map_or_else(|| stay = false, |new| expected.add(new));
+                    match new_ids[*id as usize] {
+                        Some(new) => expected.add(new),
+                        None => stay = false,
+                    }
                 }
             })?;
             if stay {
