@@ -13,7 +13,7 @@ use crate::parallel::Parallel;
 use crate::preference::{Pair, Preference, PreferenceStats};
 use crate::ranking::RowLabels;
 use crate::stats::StepStats;
-use crate::trainer::{Batch, StepPlan, Trainer, lengths};
+use crate::trainer::{Batch, StepPlan, Trainer};
 
 /// The last answer of the processes before this one, or of all, among those that have any.
 fn last_before(parallel: &Parallel, mine: Option<&Vec<u32>>) -> Result<Option<Vec<u32>>> {
@@ -63,7 +63,7 @@ impl Trainer {
         &self,
         preference: &Preference,
         (batch, labels): (&Batch, &[bool]),
-        first_row: usize,
+        (shards, first_row): (&[usize], usize),
         plan: &StepPlan,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<Pair>>> {
@@ -76,7 +76,8 @@ impl Trainer {
         let targets: Vec<Vec<u32>> = pairs.flat_map(|(own, before)| [own.clone(), before.clone()]).collect();
         let sources: Vec<Vec<u32>> = batch.sources.iter().flat_map(|source| [source.clone(), source.clone()]).collect();
         let pairs = Batch { sources: &sources, targets: &targets };
-        let cut = self.cut(&lengths(&pairs, &self.model.config().head), plan);
+        let shards: Vec<usize> = shards.iter().map(|rows| 2 * rows).collect();
+        let (cut, _) = self.cut_of_shards(&pairs, &shards, plan);
         self.compare(preference, (&pairs, labels), (&cut, 2 * first_row), plan, interrupted)
     }
 
@@ -89,7 +90,7 @@ impl Trainer {
         &self,
         (batch, labels): (&Batch, RowLabels),
         (cut, first_sample): (&[Vec<usize>], usize),
-        (plan, cx): (&StepPlan, &StepContext),
+        (shards, plan, cx): (&[usize], &StepPlan, &StepContext),
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<Weighed>> {
         if let Some(of) = self.options.ranking.as_ref().filter(|of| of.weighs()) {
@@ -101,7 +102,7 @@ impl Trainer {
         let Some(of) = &self.options.preference else { return Ok(Some(Weighed::default())) };
         let compared = match of.loss.has_labels() {
             false => self.compare(of, (batch, &[]), (cut, first_sample), plan, interrupted),
-            true => self.compare_mismatched(of, (batch, labels.desirable), first_sample, plan, interrupted),
+            true => self.compare_mismatched(of, (batch, labels.desirable), (shards, first_sample), plan, interrupted),
         };
         let Some(mine) = compared.transpose() else { return Ok(None) };
         let numbers = mine.map_err(Error::before_any_change);

@@ -41,11 +41,11 @@ impl Trainer {
         &self,
         (batch, labels): (&Batch, RowLabels),
         cut: (&[Vec<usize>], usize),
-        (plan, cx): (&StepPlan, &StepContext),
+        (shards, plan, cx): (&[usize], &StepPlan, &StepContext),
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Option<Known>> {
         let class_factors = self.class_factors(batch)?;
-        let weighed = self.weigh_samples((batch, labels), cut, (plan, cx), interrupted)?;
+        let weighed = self.weigh_samples((batch, labels), cut, (shards, plan, cx), interrupted)?;
         let Some(weighed) = weighed else { return Ok(None) };
         let pulled = match &self.options.contrastive {
             None => None,

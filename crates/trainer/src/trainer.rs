@@ -290,7 +290,7 @@ impl Trainer {
         // Without others, the pass may end here; with others, all end together.
         let stops = || self.parallel.is_none() && interrupted();
         let cx = self.step_context(plan, stats.target_tokens);
-        let known = self.passes_before((batch, labels), own, (plan, &cx), &stops)?;
+        let known = self.passes_before((batch, labels), own, (shards, plan, &cx), &stops)?;
         let Some(mut known) = known else { return Ok(StepOutcome::Interrupted) };
         let layers = plan.levers.layer_major.as_ref();
         match layers {

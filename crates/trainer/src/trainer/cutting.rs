@@ -12,7 +12,7 @@ use crate::parallel::Share;
 
 impl Trainer {
     /// The samples of each micro-batch, and the micro-batches of each shard.
-    pub(super) fn cut_of_shards(
+    pub(crate) fn cut_of_shards(
         &self,
         batch: &Batch,
         shards: &[usize],
