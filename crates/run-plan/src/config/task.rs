@@ -1,4 +1,4 @@
-//! `task.name`: what a model makes of a source. Each task is a row of [`TASKS`].
+//! `task.name`: what a model makes of a source. Each task is a row of `TASKS`.
 
 use t5::{Head, Labels, Problem};
 

@@ -1,5 +1,5 @@
 //! Settings that have no effect beside the others: one table of keys, the condition of their effect, and its words. The keys of a loss are in its
-//! row ([`super::LOSSES`]).
+//! row (`LOSSES`).
 //!
 //! A run with such a setting works, but does not what its user may expect. So the run names it.
 
