@@ -15,9 +15,10 @@ pub fn left(command: &str, budget: Option<&str>, least: u64) -> Outcome<u64> {
     let budget = flag_values::budget(budget)?.resolve(&now);
     let needed = now.peak_rss.0.max(now.rss.0 + least);
     if budget.0 < needed {
+        // A MiB more, because a process does not hold the same pages twice.
+        let enough = needed.div_ceil(1 << 20) + 1;
         let message = format!("`{command}` needs at least {}; --memory-budget is {budget}", Bytes(needed));
-        return Err(Failure::new(Exit::DoesNotFit, message)
-            .hint(format!("use `--memory-budget {}MiB` or more", needed.div_ceil(1 << 20))));
+        return Err(Failure::new(Exit::DoesNotFit, message).hint(format!("use `--memory-budget {enough}MiB` or more")));
     }
     Ok(budget.0 - now.rss.0)
 }

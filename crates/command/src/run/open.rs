@@ -13,7 +13,7 @@ use run_plan::model::{check_trainable, fitted};
 use t5::peft::AdapterDirectory;
 use trainer::contrastive::Contrastive;
 
-use crate::config::{self, Config, Origin, paths};
+use crate::config::{self, Config, Origin, keys, paths};
 use crate::data::reading::{self, Reading, RowData};
 use crate::data::tasks;
 use crate::data::unpacked::Unpacked;
@@ -370,12 +370,12 @@ pub fn named_config(name: &str) -> Outcome<t5::Config> {
         .hint(format!("presets: {}", names.join(", "))))
 }
 
-/// Refuses a given length for which the model has no positions.
+/// Refuses a chosen length for which the model has no positions. The default may be longer: a run that was made with it has it in its files.
 fn check_lengths(config: &Config, model: &t5::Config) -> Outcome<()> {
     let Some(most) = model.most_positions() else { return Ok(()) };
     let (source, target) = (config.data.max_source_tokens, config.data.max_target_tokens);
     for (key, got, most) in [("data.max_source_tokens", source, most.0), ("data.max_target_tokens", target, most.1)] {
-        if got > most && config.values.is_given(key) {
+        if got > most && config.values.setting(key).value != keys::default(key) {
             return Err(Failure::usage(format!(
                 "`{key}`: expected at most {most}, `max_position_embeddings` of the model, got {got}"
             ))
