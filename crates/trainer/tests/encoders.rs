@@ -188,6 +188,8 @@ fn cases<'a>(all: &'a [&'a str]) -> impl Iterator<Item = &'a str> {
 
 #[test]
 fn eight_steps_of_classifiers_are_those_of_transformers_however_they_are_cut() {
+    // AdamW turns the rounding of a gradient near zero, which a card sums in another order, into a part of the learning rate.
+    let most = if device().is_cpu() { 2e-5 } else { 5e-4 };
     for case in cases(&CASES) {
         let trainer = train(case, |i| Levers { recompute_blocks: i % 4, ..micro_batches_of(1 + i % 5) });
         let tensors = Reader::open(&goldens(case).join("golden.safetensors")).unwrap();
@@ -200,7 +202,7 @@ fn eight_steps_of_classifiers_are_those_of_transformers_however_they_are_cut() {
             let got = parameter.tensor.to_device(&Device::Cpu).unwrap();
             let difference = (&got - &expected).unwrap().abs().unwrap().flatten_all().unwrap().max(0).unwrap();
             let difference = difference.to_scalar::<f32>().unwrap();
-            assert!(difference < 2e-5, "{case}, {name}: {difference}");
+            assert!(difference < most, "{case}, {name}: {difference}");
         }
     }
 }
