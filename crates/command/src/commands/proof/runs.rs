@@ -22,11 +22,12 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const MAX_TEXT_BYTES: u64 = 64 << 20;
 
 /// The shape: 7.9 M parameters in 4 + 4 layers. Their state and activations are several times the memory of the program itself, so that a
-/// quarter of the whole is a real limit.
+/// quarter of the whole is a real limit. No relu: where a sum is rounded across its kink, losses of the same run in two cuts differ by up to
+/// 4e-4 within 20 steps; with GELU by 1e-6.
 const SHAPE: &str = r#"{
-  "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": 2048, "d_model": 256, "d_kv": 64, "d_ff": 1024,
+  "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": 2048, "d_model": 256, "d_kv": 64, "d_ff": 688,
   "num_layers": 4, "num_decoder_layers": 4, "num_heads": 4, "relative_attention_num_buckets": 32, "dropout_rate": 0.1,
-  "feed_forward_proj": "relu", "tie_word_embeddings": true, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0
+  "feed_forward_proj": "gated-gelu", "tie_word_embeddings": true, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0
 }
 "#;
 
