@@ -176,10 +176,10 @@ fn sources_with_any_number_of_labels_are_learned_and_scored_label_by_label() {
         ("great fun", vec!["good"]),
         ("a day", vec![]),
     ];
-    let lines = |row: &dyn Fn(&(&str, Vec<&str>)) -> String| (0..4).flat_map(|_| &rows).map(row).collect::<String>();
-    scene.write("sets.jsonl", lines(&|(text, labels)| format!("{}\n", json!({"text": text, "labels": labels}))));
-    let csv = lines(&|(text, labels)| format!("{text},\"{}\"\n", labels.join(", ")));
-    scene.write("sets.csv", format!("text,labels\n{csv}"));
+    let json = rows.iter().map(|(text, labels)| format!("{}\n", json!({"text": text, "labels": labels})));
+    scene.write("sets.jsonl", json.collect::<String>().repeat(4));
+    let csv = rows.iter().map(|(text, labels)| format!("{text},\"{}\"\n", labels.join(", ")));
+    scene.write("sets.csv", format!("text,labels\n{}", csv.collect::<String>().repeat(4)));
     let task = "multi-label-classification";
     let rarely = ["--set", "checkpoint.every_steps=99"];
     let losses = |run: &str| -> Vec<Value> {
@@ -249,7 +249,7 @@ fn residues_have_a_label_each_as_a_text_or_as_a_list() {
     };
     scene.write("text.jsonl", rows(&|tags| json!(tags)));
     scene.write("list.jsonl", rows(&|tags| tags.chars().map(String::from).collect()));
-    scene.write("x.jsonl", rows(&|tags| json!(tags)).replace('U', "X").replace('Z', "X"));
+    scene.write("x.jsonl", rows(&|tags| json!(tags)).replace(['U', 'Z'], "X"));
     let losses = |file: &str| -> Vec<Value> {
         train(&scene, "token-classification", file, &["--output", &file.replace('.', "-")]).expect_code(0);
         scene.events(&file.replace('.', "-"), "step").iter().map(|step| step["loss"].clone()).collect()

@@ -220,7 +220,7 @@ fn fifty_steps_of_each_recipe_are_those_of_torch() {
         for step in 0..STEPS as usize {
             let batch = &batches[step % batches.len()];
             let rows = batch["sources"].as_array().unwrap().len();
-            check_step(&mut trainer, of, step, batch, &[0..rows]);
+            check_step(&mut trainer, of, step, batch, std::slice::from_ref(&(0..rows)));
         }
     });
 }
