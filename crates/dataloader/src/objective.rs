@@ -134,7 +134,7 @@ impl Objective {
         }
     }
 
-    /// The most tokens of a target, where texts have at most so many tokens as a source and as a target.
+    /// The most tokens of a target, given the limits for source and target texts.
     pub fn max_target_tokens(&self, [source, target]: [usize; 2]) -> usize {
         match self {
             Self::Labels { labels, are_sets: true, .. } => labels.len().max(2),

@@ -194,7 +194,7 @@ struct Timed {
 }
 
 impl Timed {
-    /// Makes steps until so many are timed as the flags ask for.
+    /// Makes steps until `flags.steps` of them are timed.
     fn of(
         flags: &BenchArgs,
         model: &t5::Config,

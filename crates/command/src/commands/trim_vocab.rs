@@ -167,36 +167,23 @@ fn check_texts(texts: &FileTexts, (before, prefix): (&Tokenizer, &str), trimmed:
     }
     texts.each(|texts| {
         each_text(texts, prefix, |text| {
-            let (mut stay, mut expected, mut got) = (true, IdDigest::default(), IdDigest::default());
+            // Digests of the ids, which take no memory for each of them.
+            let (mut stay, mut expected, mut got) = (true, DefaultHasher::new(), DefaultHasher::new());
             before.encode_each(text, |ids| {
                 for id in ids {
                     match new_ids[*id as usize] {
-                        Some(new) => expected.add(new),
+                        Some(new) => expected.write_u32(new),
                         None => stay = false,
                     }
                 }
             })?;
             if stay {
-                trimmed.tokenizer.encode_each(text, |ids| ids.iter().for_each(|id| got.add(*id)))?;
+                trimmed.tokenizer.encode_each(text, |ids| ids.iter().for_each(|id| got.write_u32(*id)))?;
             }
             if stay && got.finish() != expected.finish() { Err(changed_text(before.path(), text)) } else { Ok(()) }
         })
     })?;
     Ok(())
-}
-
-/// A digest of ids, which takes no memory for each of them.
-#[derive(Default)]
-struct IdDigest(DefaultHasher);
-
-impl IdDigest {
-    fn add(&mut self, id: u32) {
-        self.0.write_u32(id);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0.finish()
-    }
 }
 
 fn changed_text(path: &Path, text: &str) -> Failure {
