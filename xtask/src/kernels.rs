@@ -235,7 +235,7 @@ fn residency(kernels: &Kernels) -> Result<String, String> {
         if launches::CANDLES.contains(&source.as_str()) {
             continue;
         }
-        let launches = launches::of(name);
+        let launches = launches::find(name);
         if launches.is_empty() {
             return Err(format!(
                 "{SOURCES}/{source}.cu: {name} has no launch in xtask/src/kernels/launches.rs: add one"

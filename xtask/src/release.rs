@@ -103,7 +103,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
             println!("skipped: {target}: `rustup target add {target}` adds it");
             continue;
         }
-        let Some(compiler) = Compiler::of(target) else {
+        let Some(compiler) = Compiler::find(target) else {
             println!("skipped: {target}: it needs a C compiler: {}", hint_for_compiler(target));
             continue;
         };
@@ -160,7 +160,7 @@ enum Compiler {
 
 impl Compiler {
     /// Returns the compiler that works here.
-    fn of(target: &str) -> Option<Self> {
+    fn find(target: &str) -> Option<Self> {
         let works = |program: &str| output(Command::new(program).arg("--version")).is_ok();
         if is_native(target) && works(&format!("{}-linux-musl-gcc", std::env::consts::ARCH)) {
             Some(Self::Machine)

@@ -55,7 +55,7 @@ struct Region {
 
 /// Where a tensor lies: the number of its region, its place there, and its bytes.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct Allocation {
     region: usize,
     at: usize,
     bytes: usize,
@@ -72,7 +72,7 @@ struct CardMemory {
     /// One region for small tensors, one for all others.
     regions: [Region; 2],
     /// Tensors by their addresses.
-    tensors: HashMap<u64, Place>,
+    tensors: HashMap<u64, Allocation>,
     count: Count,
 }
 
@@ -194,8 +194,8 @@ impl CardMemory {
     }
 
     /// Takes the smallest free place of a region that has at least `bytes` bytes.
-    fn place_in(&mut self, region: usize, bytes: usize) -> Option<Place> {
-        self.regions[region].free.take(bytes).map(|at| Place { region, at, bytes })
+    fn place_in(&mut self, region: usize, bytes: usize) -> Option<Allocation> {
+        self.regions[region].free.take(bytes).map(|at| Allocation { region, at, bytes })
     }
 
     /// Makes `bytes` contiguous free bytes in a region, if need be from memory that lies between tensors.
@@ -231,7 +231,7 @@ impl CardMemory {
 
     /// Gives a tensor's place back.
     fn give_back(&mut self, address: u64) {
-        if let Some(Place { region, at, bytes }) = self.tensors.remove(&address) {
+        if let Some(Allocation { region, at, bytes }) = self.tensors.remove(&address) {
             self.regions[region].free.insert(at, bytes);
             self.count.tensors -= bytes;
         }
@@ -336,35 +336,35 @@ pub(crate) fn begin(device: &CudaDevice) -> candle_core::Result<bool> {
     Ok(is_own)
 }
 
-fn of<R>(device: &CudaDevice, f: impl FnOnce(&mut CardMemory) -> R) -> Option<R> {
+fn with_memory<R>(device: &CudaDevice, f: impl FnOnce(&mut CardMemory) -> R) -> Option<R> {
     let handle = device.cuda_stream().cu_stream().addr();
     all().iter_mut().find(|memory| memory.stream == handle).map(f)
 }
 
 /// Returns how a device's memory is used. `None` if the driver allocates.
 pub(crate) fn count(device: &CudaDevice) -> Option<Count> {
-    of(device, |memory| memory.count)
+    with_memory(device, |memory| memory.count)
 }
 
 /// Returns the most memory that is held besides tensors and the places between them: the last unit of each region. `None` if the driver
 /// allocates.
 pub(crate) fn unit(device: &CudaDevice) -> Option<usize> {
-    of(device, |memory| memory.unit * memory.regions.len())
+    with_memory(device, |memory| memory.unit * memory.regions.len())
 }
 
 /// Sets the limit of the memory that is held, in bytes. `None` if the driver allocates.
 pub(crate) fn limit(device: &CudaDevice, most: usize) -> Option<()> {
-    of(device, |memory| memory.most = most)
+    with_memory(device, |memory| memory.most = most)
 }
 
 /// Gives memory between tensors back to the driver. All launched work must be done. `None` if the driver allocates.
 pub(crate) fn trim(device: &CudaDevice) -> Option<Result<()>> {
-    of(device, CardMemory::trim)
+    with_memory(device, CardMemory::trim)
 }
 
 /// Resets the peaks to the current values.
 pub(crate) fn reset_peaks(device: &CudaDevice) {
-    of(device, |memory| {
+    with_memory(device, |memory| {
         memory.count.held_peak = memory.count.held;
         memory.count.tensors_peak = memory.count.tensors;
     });

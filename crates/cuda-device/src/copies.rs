@@ -351,7 +351,7 @@ mod cuda {
             let mut copy_streams = copy_streams.borrow_mut();
             let is_ready = copy_streams.launched().w()?;
             // SAFETY: by the caller's promise. Work that changes the tensor is launched later, and waits for the copy.
-            unsafe { copy_streams.download_pinned(address, &[Run::of(host_copy)], [&is_ready]) }?
+            unsafe { copy_streams.download_pinned(address, &[Run::whole(host_copy)], [&is_ready]) }?
         };
         Copied::at(Rc::clone(&is_written_back), &copy_streams).complete()?;
         Ok(Some(is_written_back))

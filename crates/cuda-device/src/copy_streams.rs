@@ -183,7 +183,7 @@ impl CopyStreams {
             fill(start, &mut piece.wait().w()?[..length])?;
             // SAFETY: the tensor at this address has all of these bytes, and nothing else uses them until its event was waited for. The
             // piece is not written to before its own event.
-            unsafe { result::memcpy_htod_async(to + start as u64, piece.of(length), self.up.cu_stream()) }.w()?;
+            unsafe { result::memcpy_htod_async(to + start as u64, piece.prefix(length), self.up.cu_stream()) }.w()?;
             piece.is_done.record(&self.up).w()?;
         }
         Ok(())
@@ -205,7 +205,7 @@ impl CopyStreams {
                 // read before its event.
                 unsafe {
                     let at = from + (number * self.piece_bytes) as u64;
-                    result::memcpy_dtoh_async(piece.of(length), at, self.down.cu_stream())?;
+                    result::memcpy_dtoh_async(piece.prefix(length), at, self.down.cu_stream())?;
                 }
                 piece.is_done.record(&self.down)?;
                 filled.push(turn);
@@ -234,7 +234,7 @@ pub struct Run {
 
 impl Run {
     /// The range of all of `memory`.
-    pub fn of(memory: &mut [u8]) -> Self {
+    pub fn whole(memory: &mut [u8]) -> Self {
         let bytes = memory.len();
         Self { at: memory.as_mut_ptr().expose_provenance(), bytes, taken: bytes }
     }
@@ -271,11 +271,11 @@ impl Piece {
     /// Waits until the latest copy through the piece is done, and returns its bytes.
     fn wait(&mut self) -> Result<&mut [u8], DriverError> {
         self.is_done.synchronize()?;
-        Ok(self.of(self.bytes))
+        Ok(self.prefix(self.bytes))
     }
 
     /// Returns the first `length` bytes, for a copy.
-    fn of(&mut self, length: usize) -> &mut [u8] {
+    fn prefix(&mut self, length: usize) -> &mut [u8] {
         assert!(length <= self.bytes);
         // SAFETY: the memory has this many bytes, all of them written, and this piece is their only owner.
         unsafe { std::slice::from_raw_parts_mut(self.memory.cast(), length) }

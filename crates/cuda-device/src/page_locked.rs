@@ -21,7 +21,7 @@ pub struct PageLocked {
 impl PageLocked {
     /// Locks the memory of a contiguous tensor for copies to and from a device. `None` if there is no card, its driver refuses, or the
     /// tensor lies in a file.
-    pub fn of(tensor: &Tensor, device: &Device) -> Option<Self> {
+    pub fn lock(tensor: &Tensor, device: &Device) -> Option<Self> {
         match device {
             _ if is_in_file(tensor) => None,
             #[cfg(feature = "cuda")]

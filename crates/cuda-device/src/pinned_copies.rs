@@ -126,7 +126,8 @@ mod way {
         if bytes < MIN_BYTES {
             return Ok(None);
         }
-        let (Some(copy_streams), Some(taken)) = (copy_streams_of(x.device())?, Taken::of(&card.cuda_stream(), bytes))
+        let (Some(copy_streams), Some(taken)) =
+            (copy_streams_of(x.device())?, Taken::allocate(&card.cuda_stream(), bytes))
         else {
             return Ok(None);
         };
@@ -159,7 +160,7 @@ mod way {
 
     impl Taken {
         /// Takes memory for this many bytes. `None` if the driver locks no more.
-        fn of(stream: &Arc<CudaStream>, bytes: usize) -> Option<Self> {
+        fn allocate(stream: &Arc<CudaStream>, bytes: usize) -> Option<Self> {
             STORE.with_borrow_mut(|known| {
                 let is_of = |store: &Rc<RefCell<Store>>| Arc::ptr_eq(&store.borrow().stream, stream);
                 if !known.as_ref().is_some_and(is_of) {

@@ -21,10 +21,10 @@ impl Staging {
     ///
     /// # Errors
     /// The driver's.
-    pub fn of(device: &Device) -> Result<Option<Self>> {
+    pub fn for_device(device: &Device) -> Result<Option<Self>> {
         match device {
             #[cfg(feature = "cuda")]
-            Device::Cuda(card) => Ok(Some(Self(Streams::of(card)?))),
+            Device::Cuda(card) => Ok(Some(Self(Streams::for_device(card)?))),
             _ => Ok(None),
         }
     }
@@ -101,7 +101,7 @@ mod streams {
     }
 
     impl Streams {
-        pub fn of(card: &CudaDevice) -> Result<Self> {
+        pub fn for_device(card: &CudaDevice) -> Result<Self> {
             Ok(Self {
                 compute_stream: card.cuda_stream(),
                 copy_streams: Arc::new(Mutex::new(CopyStreams::new(card, PIECES, PIECE)?)),

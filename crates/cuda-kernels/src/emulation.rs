@@ -53,7 +53,7 @@ pub struct Argument(Vec<u8>);
 
 impl Argument {
     /// The bytes of a value.
-    pub fn of<T: Copy>(value: T) -> Self {
+    pub fn from_value<T: Copy>(value: T) -> Self {
         let mut bytes = vec![0u8; size_of::<T>()];
         // SAFETY: both sides have the bytes of the value.
         unsafe { std::ptr::copy_nonoverlapping((&raw const value).cast(), bytes.as_mut_ptr(), bytes.len()) };

@@ -66,7 +66,7 @@ impl Registers<'_> {
     ///
     /// # Safety
     /// `context` is the pointer that the kernel passed to a handler with `SA_SIGINFO` that has not returned.
-    pub unsafe fn of(context: *mut libc::c_void) -> Self {
+    pub unsafe fn from_context(context: *mut libc::c_void) -> Self {
         // SAFETY: as promised by the caller.
         Self { context: unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext } }
     }

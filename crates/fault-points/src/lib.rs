@@ -87,9 +87,9 @@ fn open_trace(path: &str) -> std::io::Result<i64> {
 /// Handles a trapped call: injects the fault or performs the call, and stores the result where the program expects it.
 extern "C" fn on_trap(_signal: libc::c_int, _info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a signal handler the interrupted code's frame, which no other code uses until the handler returns.
-    let registers = unsafe { Registers::of(context) };
+    let registers = unsafe { Registers::from_context(context) };
     let (number, arguments) = registers.call();
-    let result = match PROGRAM.get().and_then(|program| Operation::of(program, number, &arguments)) {
+    let result = match PROGRAM.get().and_then(|program| Operation::parse(program, number, &arguments)) {
         None => enter(number, &arguments),
         Some(operation) => operation.run(number),
     };

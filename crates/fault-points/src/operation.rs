@@ -105,7 +105,7 @@ impl Text {
 
 impl<'a> Operation<'a> {
     /// Returns the operation if it counts.
-    pub fn of(program: &'a Program, number: i64, arguments: &Arguments) -> Option<Self> {
+    pub fn parse(program: &'a Program, number: i64, arguments: &Arguments) -> Option<Self> {
         let call = calls::all().find(|call| call.number == number)?;
         let names = &program.settings.calls;
         if !names.is_empty() && names.iter().all(|name| name != call.name) {

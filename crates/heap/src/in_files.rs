@@ -273,7 +273,7 @@ pub struct Extent<'a> {
 
 impl<'a> Extent<'a> {
     /// Returns the place of the elements if they lie in a file. They may be a part of a block.
-    pub fn of(elements: &'a [u8]) -> Option<Extent<'a>> {
+    pub fn find(elements: &'a [u8]) -> Option<Extent<'a>> {
         if !HAS_BLOCKS.load(Ordering::Relaxed) {
             return None;
         }
@@ -394,10 +394,10 @@ pub struct ExtentMut<'a>(Extent<'a>, PhantomData<&'a mut [u8]>);
 
 impl<'a> ExtentMut<'a> {
     /// Returns the place of the elements if they lie in a file. Any bytes must be valid values of the elements.
-    pub fn of(elements: &'a mut [u8]) -> Option<ExtentMut<'a>> {
+    pub fn find(elements: &'a mut [u8]) -> Option<ExtentMut<'a>> {
         // The system will write to the same memory without the compiler's knowledge.
         let _ = elements.as_mut_ptr().expose_provenance();
-        Extent::of(elements).map(|extent| ExtentMut(extent, PhantomData))
+        Extent::find(elements).map(|extent| ExtentMut(extent, PhantomData))
     }
 
     /// Replaces the elements without making their pages resident. With `waits`, waits for the disk piece by piece.

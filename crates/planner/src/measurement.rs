@@ -357,8 +357,8 @@ impl<'a> Measured<'a> {
         let [parameter, gradient] = [self.parameter(&[rows, d_model])?, self.parameter(&[rows, d_model])?];
         let second = SecondMoment::Factored { row: self.zeros(&[rows])?, col: self.zeros(&[d_model])? };
         let hyper = AdafactorHyper { beta2: 0.5, scale_parameter: false, ..AdafactorHyper::default() };
-        let norm = self.shortest(&[&gradient], OF_A_KIND / 4, || SquareSums::of(&gradient).map(drop))?;
-        let sums = SquareSums::of(&gradient)?;
+        let norm = self.shortest(&[&gradient], OF_A_KIND / 4, || SquareSums::compute(&gradient).map(drop))?;
+        let sums = SquareSums::compute(&gradient)?;
         let update = self.shortest(&[&parameter, &gradient], OF_A_KIND / 4, || {
             adafactor_with_sums(&parameter, &gradient, &sums, &second, None, &hyper)
         })?;
@@ -397,7 +397,7 @@ fn bus_byte(device: &Device) -> candle_core::Result<f64> {
 /// Seconds to copy a byte between page-locked memory of the host and a device. `None`: the driver locks no memory.
 fn pinned_byte(device: &Device) -> candle_core::Result<Option<f64>> {
     let host_copy = Tensor::ones(BUS_BYTES / 4, DType::F32, &Device::Cpu)?;
-    let lock = PageLocked::of(&host_copy, device);
+    let lock = PageLocked::lock(&host_copy, device);
     let returned = |there: &Tensor| WriteBack::begin(there, &host_copy)?.map_or(Ok(()), WriteBack::complete);
     lock.map(|_lock| bidirectional(&host_copy, device, returned)).transpose()
 }

@@ -47,7 +47,7 @@ pub fn translate(ptx: &str, source: &str, header: &str, contraction: Contraction
             }
             ".func" | ".visible" | ".entry" => {
                 let is_kernel = words.contains(&".entry");
-                let head = Head::of(line, &text)?;
+                let head = Head::parse(line, &text)?;
                 if is_kernel {
                     writeln!(out, "\nstatic void {}(void** arguments)", head.name)
                 } else {
@@ -89,7 +89,7 @@ struct Head {
 }
 
 impl Head {
-    fn of(line: usize, text: &str) -> Result<Self, Error> {
+    fn parse(line: usize, text: &str) -> Result<Self, Error> {
         let malformed = || error(line, "a function whose parameters are not in brackets");
         let (is_entry, after) = match text.split_once(".entry") {
             Some((_, after)) => (true, after),

@@ -21,7 +21,7 @@ pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) ->
         grad_clip_norm: config.train.grad_clip_norm,
         z_loss: config.train.z_loss,
         label_smoothing: config.train.label_smoothing,
-        class_weights: class_weights::of(config, &model.head),
+        class_weights: class_weights::resolve(config, &model.head),
         preference: config.preference,
         distillation: config.distillation,
         contrastive: config.embedding.clone(),

@@ -209,7 +209,7 @@ impl Bench<'_> {
         };
         let h = AdafactorHyper { beta2: 0.5, ..AdafactorHyper::default() };
         self.run("adafactor", 0, 6 * n * k, || adafactor(&param, &grad, &second, None, &h))?;
-        self.run("square_sums", 0, n * k, || SquareSums::of(&grad).map(drop))
+        self.run("square_sums", 0, n * k, || SquareSums::compute(&grad).map(drop))
     }
 }
 

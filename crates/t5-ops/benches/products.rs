@@ -92,7 +92,7 @@ fn frozen() -> Result<()> {
             let dense = [DType::BF16, DType::F16].map(|dtype| w.to_dtype(dtype));
             let [bf16, f16] = dense;
             let (bf16, f16) = (bf16?, f16?);
-            let (int8, nf4) = (Quantised::of(&w, Precision::Int8)?, Quantised::of(&w, Precision::Nf4)?);
+            let (int8, nf4) = (Quantised::quantise(&w, Precision::Int8)?, Quantised::quantise(&w, Precision::Nf4)?);
             let weights: [(&str, Weight); 5] = [
                 ("f32", (&w).into()),
                 ("bf16", (&bf16).into()),

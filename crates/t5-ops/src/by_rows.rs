@@ -55,7 +55,7 @@ pub(crate) enum RowBuffer {
 impl<'a> Rows<'a> {
     /// The rows of a weight, which are copied if `is_copied` is true and they lie in a file.
     pub(crate) fn new(weight: Factor<'a>, is_copied: bool) -> Self {
-        let is_in_file = || weight.bytes().is_some_and(|bytes| Extent::of(bytes).is_some());
+        let is_in_file = || weight.bytes().is_some_and(|bytes| Extent::find(bytes).is_some());
         Self { weight, is_copied: is_copied && is_in_file() }
     }
 
@@ -119,7 +119,7 @@ impl<'a> Rows<'a> {
     /// Asks the system to read rows that are used soon, without waiting.
     pub(crate) fn read_ahead(&self, rows: Range<usize>) {
         if self.is_copied
-            && let Some(extent) = self.weight.some_rows(rows).bytes().and_then(Extent::of)
+            && let Some(extent) = self.weight.some_rows(rows).bytes().and_then(Extent::find)
         {
             extent.read_ahead();
         }
@@ -153,7 +153,7 @@ type Read<'a> = &'a dyn Fn(&Extent, &mut [u8]) -> bool;
 
 /// Reads the first elements of `from` from the file until `to` is full. `None` if reading fails.
 fn copy<'r, T: WithDType>(from: &[T], to: &'r mut [T], read: Read) -> Option<&'r [T]> {
-    let extent = Extent::of(bytes(&from[..to.len()]))?;
+    let extent = Extent::find(bytes(&from[..to.len()]))?;
     read(&extent, bytes_mut(to)).then_some(to)
 }
 

@@ -19,7 +19,7 @@ pub enum Path {
 
 impl Path {
     /// The path of these operands.
-    pub(crate) fn of(operands: &[&Tensor]) -> Self {
+    pub(crate) fn choose(operands: &[&Tensor]) -> Self {
         if operands.iter().any(|t| !t.device().is_cpu()) {
             return Path::Device;
         }

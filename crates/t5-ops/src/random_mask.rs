@@ -15,11 +15,11 @@ pub(crate) struct RowKey {
 impl RowKey {
     /// The key of row `row` of the tensor that `key` stands for.
     pub(crate) fn new(key: u64, row: u64) -> Self {
-        RowKey::of(mix(key ^ mix(row)))
+        RowKey::from_bits(mix(key ^ mix(row)))
     }
 
     /// The key with these bits.
-    pub(crate) fn of(key: u64) -> Self {
+    pub(crate) fn from_bits(key: u64) -> Self {
         RowKey { low: key as u32, high: (key >> 32) as u32 }
     }
 }

@@ -82,7 +82,7 @@ fn one_after_the_other(card: &Device) -> Vec<Vec<u32>> {
 fn beside_each_other(card: &Device, is_locked: bool) -> Vec<Vec<u32>> {
     let host_copies: Vec<_> = (0..=BLOCKS).map(host_copy).collect();
     let locks: Vec<_> =
-        host_copies.iter().flatten().filter(|_| is_locked).map(|host_copy| PageLocked::of(host_copy, card)).collect();
+        host_copies.iter().flatten().filter(|_| is_locked).map(|host_copy| PageLocked::lock(host_copy, card)).collect();
     assert!(locks.iter().all(Option::is_some));
     let absent =
         |block: usize| host_copies[block].each_ref().map(|host_copy| absent::absent_like(host_copy, card).unwrap());
@@ -229,7 +229,7 @@ fn a_home_that_is_locked_follows_its_tensor() {
     assert!(!written_back(&to, &large).unwrap(), "it is not locked");
     let expected = bits(&large);
     assert_eq!(expected, bits(&host_copy(4)[1]));
-    let [lock, again] = [PageLocked::of(&large, &card), PageLocked::of(&large, &card)];
+    let [lock, again] = [PageLocked::lock(&large, &card), PageLocked::lock(&large, &card)];
     assert!(lock.is_some() && again.is_some());
     // The memory stays locked as long as there is any lock on it.
     drop(lock);

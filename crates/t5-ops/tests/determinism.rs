@@ -131,7 +131,7 @@ fn updates(dtype: DType) -> Result<Results> {
             [rows, width] => SecondMoment::Factored { row: zeros(rows)?, col: zeros(width)? },
             _ => SecondMoment::Full(zeros(shape[0])?),
         };
-        let sums = SquareSums::of(&g)?;
+        let sums = SquareSums::compute(&g)?;
         let rounding = t5_ops::Rounding::Stochastic { key: 7 };
         let gradient_scale = 1.0 / sums.total().unwrap().sqrt();
         let h = AdafactorHyper { beta2: 0.5, gradient_scale, rounding, ..AdafactorHyper::default() };

@@ -40,7 +40,7 @@ impl Maker {
     /// The same numbers in codes, which are made on the CPU.
     fn quantised(&mut self, shape: &[usize], precision: Precision) -> Quantised {
         let w = self.tensor(shape, F32).to_device(&Device::Cpu).unwrap();
-        let w = Quantised::of(&w, precision).unwrap();
+        let w = Quantised::quantise(&w, precision).unwrap();
         Quantised::new(w.quantisation(), w.bytes().to_device(&self.device).unwrap()).unwrap()
     }
 
@@ -360,7 +360,7 @@ fn updates_are_those_of_the_cpu() {
                     };
                     let beta1 = has_first.then_some(0.9);
                     let h = AdafactorHyper { beta1, rounding, gradient_scale: 0.5, ..AdafactorHyper::default() };
-                    let sums = SquareSums::of(&g)?;
+                    let sums = SquareSums::compute(&g)?;
                     let total = Tensor::new(&[sums.total()?], p.device())?;
                     t5_ops::adafactor_with_sums(&p, &g, &sums, &second, first.as_ref(), &h)?;
                     let mut results = vec![("parameter", p), ("sum of squares", total)];
@@ -403,7 +403,7 @@ fn parameters_that_are_updated_together_have_the_bits_that_they_have_alone() {
     let updated = |order: &[usize], alone: bool| -> Result<Vec<(usize, Vec<f64>, f64)>> {
         let parameters = parameters(&mut Maker::new(&card()))?;
         let sums: Vec<SquareSums> = match alone {
-            true => parameters.iter().map(|(_, grad, _)| SquareSums::of(grad)).collect::<Result<_>>()?,
+            true => parameters.iter().map(|(_, grad, _)| SquareSums::compute(grad)).collect::<Result<_>>()?,
             false => SquareSums::of_each(&parameters.iter().map(|(_, grad, _)| grad).collect::<Vec<_>>())?,
         };
         let update = |&i: &usize| {
@@ -552,9 +552,9 @@ fn few_queries_over_part_of_a_bias_are_those_of_the_cpu() {
 fn another_thread_copies_some_of_the_bytes_of_a_tensor_both_ways() {
     let device = cuda_device::open_card(0).expect("a card");
     let x = Tensor::arange(0f32, 12.0, &device).unwrap().reshape((3, 4)).unwrap();
-    let staging = Staging::of(&device).unwrap().expect("a card has streams");
+    let staging = Staging::for_device(&device).unwrap().expect("a card has streams");
     assert!(staging.stage(&Tensor::zeros(3, F32, &Device::Cpu).unwrap()).unwrap().is_none());
-    assert!(Staging::of(&Device::Cpu).unwrap().is_none());
+    assert!(Staging::for_device(&Device::Cpu).unwrap().is_none());
     let staged = staging.stage(&x).unwrap().expect("it is on the card");
     assert_eq!(staged.bytes(), 48);
     let copied = std::thread::spawn(move || {

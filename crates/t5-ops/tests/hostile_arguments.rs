@@ -256,7 +256,7 @@ fn an_accumulator_that_is_no_whole_block_of_memory_or_an_operand_too_is_an_error
     assert!(adafactor(&square.t()?, &x, &factored(4, 4), None, &hyper).is_err());
     // Sums of another gradient.
     for shape in [&[4, 5][..], &[3, 4], &[16]] {
-        let sums = SquareSums::of(&numbers(shape, DType::F32))?;
+        let sums = SquareSums::compute(&numbers(shape, DType::F32))?;
         assert!(adafactor_with_sums(&square, &x, &sums, &factored(4, 4), None, &hyper).is_err(), "{shape:?}");
     }
     adafactor(&square, &x, &factored(4, 4), None, &hyper)

@@ -49,7 +49,7 @@ fn operations(path: Path, dtype: DType, drops: bool) -> Vec<(&'static str, u64, 
     let [scale, dscale] = [0, 1].map(|_| tensor(&[d], other));
     let [a_of_adapter, b_of_adapter] = [[16, d], [512, 16]].map(|shape| tensor(&shape, other));
     let u = tensor(&[b, t, 16], dtype);
-    let nf4 = Quantised::of(&w, Precision::Nf4).unwrap();
+    let nf4 = Quantised::quantise(&w, Precision::Nf4).unwrap();
     let dy = tensor(&[b, t, 512], dtype);
     let ids = Tensor::ones((b, t), DType::U32, &Device::Cpu).unwrap();
     let labels = vec![3; ROWS];

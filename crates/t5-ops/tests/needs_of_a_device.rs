@@ -173,7 +173,7 @@ fn updates(card: &Card) {
     let parameter = |&(n, k): &(usize, usize)| {
         let gradient = card.tensor(&[n, k], F32);
         let second = SecondMoment::Factored { row: positive(&[n]), col: positive(&[k]) };
-        let sums = SquareSums::of(&gradient).unwrap();
+        let sums = SquareSums::compute(&gradient).unwrap();
         Parameter { size: (n, k), gradient, second, moments: [positive(&[n, k]), positive(&[n, k])], sums }
     };
     let parameters: Vec<Parameter> = TOGETHER.iter().map(parameter).collect();

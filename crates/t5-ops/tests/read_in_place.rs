@@ -108,7 +108,7 @@ fn narrow_weights_are_multiplied_where_they_lie() -> Result<()> {
     assert!(is_in_file(&in_file));
     assert_eq!(values(&linear(&x, &in_file)?), values(&linear(&x, &f16)?));
     for precision in [Precision::Int8, Precision::Nf4] {
-        let w = Quantised::of(&w, precision)?;
+        let w = Quantised::quantise(&w, precision)?;
         let file = Numbers::of_bytes("codes", &with_bytes(w.bytes(), <[u8]>::to_vec)?);
         // Codes need no alignment.
         let bytes = tensor_in_file(&file.mapped(), OFFSET, &[w.quantisation().bytes()], DType::U8)?;

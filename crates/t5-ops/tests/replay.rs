@@ -60,7 +60,8 @@ struct Weights {
 impl Weights {
     fn new(card: &Device) -> Self {
         let on_card = |seed, shape: &[usize]| tensor(seed, shape, DType::F32, card);
-        let codes = Quantised::of(&tensor(6, &[WIDTH, WIDTH], DType::F32, &Device::Cpu), Precision::Int8).unwrap();
+        let codes =
+            Quantised::quantise(&tensor(6, &[WIDTH, WIDTH], DType::F32, &Device::Cpu), Precision::Int8).unwrap();
         let codes = Quantised::new(codes.quantisation(), codes.bytes().to_device(card).unwrap()).unwrap();
         Self {
             table: on_card(3, &[VOCABULARY, WIDTH]),

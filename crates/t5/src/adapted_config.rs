@@ -43,7 +43,7 @@ impl Lora {
             return bad("modules_to_save", "names of layers of this model, and not `shared`", module.clone());
         }
         // Neither PEFT nor this crate reads an adapter without a linear layer.
-        if names.filter_map(|name| self.of(name)).count() == 0 {
+        if names.filter_map(|name| self.linear(name)).count() == 0 {
             return bad("targets", "at least one linear layer that is not in `lora.modules_to_save`", "none".into());
         }
         Ok(())

@@ -90,7 +90,7 @@ pub struct LinearLora {
 
 impl Lora {
     /// The adapter of the linear layer of this name, such as `encoder.block.0.layer.0.SelfAttention.q`, if it has one.
-    pub fn of(&self, linear: &str) -> Option<LinearLora> {
+    pub fn linear(&self, linear: &str) -> Option<LinearLora> {
         let is_target = match &self.targets {
             Targets::AllLinear => linear.contains(".block.") || linear.contains(".layers."),
             Targets::Names(names) => names.iter().any(|name| is_named(linear, name)),
@@ -146,32 +146,32 @@ mod tests {
     #[test]
     fn all_linear_means_every_layer_but_the_head() {
         let lora = Lora::default();
-        assert_eq!(lora.of(Q), Some(LinearLora { rank: 16, scale: 2.0 }));
-        assert_eq!(lora.of(HEAD), None);
-        assert_eq!(Lora { targets: names(&["lm_head"]), ..lora }.of(HEAD).map(|l| l.rank), Some(16));
+        assert_eq!(lora.linear(Q), Some(LinearLora { rank: 16, scale: 2.0 }));
+        assert_eq!(lora.linear(HEAD), None);
+        assert_eq!(Lora { targets: names(&["lm_head"]), ..lora }.linear(HEAD).map(|l| l.rank), Some(16));
     }
 
     #[test]
     fn a_name_is_a_whole_name_or_the_end_of_one_behind_a_dot() {
         let lora = Lora { targets: names(&["q", "layer.1.DenseReluDense.wo"]), ..Lora::default() };
-        assert!(lora.of(Q).is_some());
-        assert!(lora.of("encoder.block.0.layer.1.DenseReluDense.wo").is_some());
-        assert!(lora.of("decoder.block.0.layer.2.DenseReluDense.wo").is_none());
-        assert!(lora.of("encoder.block.0.layer.0.SelfAttention.k").is_none());
+        assert!(lora.linear(Q).is_some());
+        assert!(lora.linear("encoder.block.0.layer.1.DenseReluDense.wo").is_some());
+        assert!(lora.linear("decoder.block.0.layer.2.DenseReluDense.wo").is_none());
+        assert!(lora.linear("encoder.block.0.layer.0.SelfAttention.k").is_none());
     }
 
     #[test]
     fn patterns_change_rank_and_alpha_and_rslora_the_divisor() {
         let rank_pattern = [("SelfAttention.q".to_owned(), 4)].into();
         let lora = Lora { rank_pattern, alpha_pattern: [("q".to_owned(), 6.0)].into(), ..Lora::default() };
-        assert_eq!(lora.of(Q), Some(LinearLora { rank: 4, scale: 1.5 }));
-        assert_eq!(Lora { rslora: true, ..lora }.of(Q).unwrap().scale, 3.0);
+        assert_eq!(lora.linear(Q), Some(LinearLora { rank: 4, scale: 1.5 }));
+        assert_eq!(Lora { rslora: true, ..lora }.linear(Q).unwrap().scale, 3.0);
     }
 
     #[test]
     fn a_module_to_save_has_no_adapter_and_is_trained_whole() {
         let lora = Lora { modules_to_save: vec!["wo".into()], ..Lora::default() };
-        assert_eq!(lora.of("encoder.block.0.layer.1.DenseReluDense.wo"), None);
+        assert_eq!(lora.linear("encoder.block.0.layer.1.DenseReluDense.wo"), None);
         assert!(lora.trains("encoder.block.0.layer.1.DenseReluDense.wo.weight"));
         assert!(lora.trains("encoder.block.0.layer.0.SelfAttention.q.lora_A.weight"));
         assert!(!lora.trains("encoder.block.0.layer.0.SelfAttention.q.weight"));

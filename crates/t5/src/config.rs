@@ -229,7 +229,7 @@ impl Config {
         let pad = read.token("pad_token_id")?.or(of_answers.token("pad_token_id")?).unwrap_or(0);
         let start = read.token("decoder_start_token_id")?.or(of_answers.token("decoder_start_token_id")?);
         let scales = family.scales_decoder_outputs(tie_word_embeddings);
-        let head = Head::of(family, &raw);
+        let head = Head::from_json(family, &raw);
         let config = Config {
             family,
             vocab_size: read.size(&["vocab_size"], default.vocab_size)?,

@@ -70,7 +70,7 @@ impl Default for EvalContext {
 
 /// Places of dropout inside a block, and beside the blocks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
+pub(crate) enum DropoutSite {
     Embedding = 0,
     FinalNorm = 1,
     SelfProbabilities = 2,
@@ -82,7 +82,7 @@ pub(crate) enum Place {
 }
 
 /// The number of a dropout place. `block` is `None` for places outside the blocks.
-pub(crate) fn site(decoder: bool, block: Option<usize>, place: Place) -> u32 {
+pub(crate) fn site(decoder: bool, block: Option<usize>, place: DropoutSite) -> u32 {
     let block = block.map_or(0, |block| block as u32 + 1);
     (u32::from(decoder) << 24) | (block << 4) | place as u32
 }

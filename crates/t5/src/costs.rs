@@ -84,7 +84,7 @@ impl Trained {
     }
 
     /// The trained parameters of a part.
-    pub(crate) fn of(&self, part: Part) -> &[ParameterSpec] {
+    pub(crate) fn part(&self, part: Part) -> &[ParameterSpec] {
         self.parts.get(part.index()).map_or(&[], |range| &self.specs[range.clone()])
     }
 
@@ -100,7 +100,7 @@ impl Trained {
         match products {
             DType::F32 => bytes()[0],
             DType::BF16 => bytes()[1],
-            _ => self.of(part).iter().map(|spec| spec.gradient_bytes(products)).sum(),
+            _ => self.part(part).iter().map(|spec| spec.gradient_bytes(products)).sum(),
         }
     }
 
@@ -124,14 +124,14 @@ pub fn parameters(config: &Config, dtype: DType) -> u64 {
 /// values that are rounded to one. They count as far as they exceed the parameters still to come. Tables that are stored twice are
 /// compared, in pieces, at the end. `stored` describes the files; without it, parameters are made, or read from any files.
 pub fn load(config: &Config, dtype: DType, stored: Option<&StoredWeights>) -> CostRow {
-    let bytes = Loading::of(config, dtype, stored).beyond_all(StoredIn::reading_bytes);
+    let bytes = Loading::new(config, dtype, stored).beyond_all(StoredIn::reading_bytes);
     CostRow { name: LOAD, bytes: bytes.max(comparing(config, dtype, stored)) }
 }
 
 /// [`load`] to a device: the bytes on the host, and on the device. No parameter stays on the host, where tables are compared.
 /// Parameters that are made or quantised are there as a whole.
 pub fn load_to_device(config: &Config, dtype: DType, stored: Option<&StoredWeights>) -> [CostRow; 2] {
-    let loading = Loading::of(config, dtype, stored);
+    let loading = Loading::new(config, dtype, stored);
     let on_host = loading.on_host().max(comparing(config, dtype, stored));
     [on_host, loading.beyond_all(StoredIn::reading_bytes_on_device)].map(|bytes| CostRow { name: LOAD, bytes })
 }
@@ -157,7 +157,7 @@ struct Loading {
 }
 
 impl Loading {
-    fn of(config: &Config, dtype: DType, stored: Option<&StoredWeights>) -> Self {
+    fn new(config: &Config, dtype: DType, stored: Option<&StoredWeights>) -> Self {
         let (specs, are_known) = (ParameterSpec::all(config), stored.is_some());
         Self { specs, dtype, read_from: read_from(stored), are_known }
     }
@@ -300,7 +300,7 @@ impl WeightsOnDisk {
         weights.comparing = comparing_table(config, dtype, StoredIn::ANY);
         if weights.elsewhere.is_some() {
             // A table is released after the comparison, at the end.
-            weights.copying += weights.of(Part::Shared) + weights.of(Part::LmHead);
+            weights.copying += weights.part(Part::Shared) + weights.part(Part::LmHead);
         }
         weights
     }
@@ -363,7 +363,7 @@ impl WeightsOnDisk {
     }
 
     /// All bytes of a part of the model in the file.
-    pub(crate) fn of(&self, part: Part) -> u64 {
+    pub(crate) fn part(&self, part: Part) -> u64 {
         self.of_index(part).all
     }
 
@@ -437,7 +437,7 @@ impl WeightsOnDisk {
 
     /// Bytes of a part's weights in the file that a step changes.
     pub(crate) fn written_of(&self, part: Part, trained: &Trained) -> u64 {
-        self.bytes_in_file(trained.of(part))
+        self.bytes_in_file(trained.part(part))
     }
 
     fn bytes_in_file(&self, specs: &[ParameterSpec]) -> u64 {

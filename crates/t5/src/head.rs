@@ -106,7 +106,7 @@ impl Labels {
     }
 
     /// The labels in a `config.json`, with transformers' defaults.
-    pub(crate) fn of(raw: &Map<String, Value>) -> Labels {
+    pub(crate) fn from_json(raw: &Map<String, Value>) -> Labels {
         let named = raw.get("id2label").and_then(Value::as_object).map(|names| {
             let mut names: Vec<(u64, String)> =
                 names.iter().filter_map(|(id, name)| Some((id.parse().ok()?, name.as_str()?.to_owned()))).collect();
@@ -126,11 +126,11 @@ impl Labels {
 
 impl Head {
     /// The head of the class that a `config.json` names.
-    pub(crate) fn of(family: Family, raw: &Map<String, Value>) -> Head {
+    pub(crate) fn from_json(family: Family, raw: &Map<String, Value>) -> Head {
         let class = raw.get("architectures").and_then(|names| names.get(0)).and_then(Value::as_str).unwrap_or_default();
         let has_decoder = || raw.get("is_encoder_decoder").and_then(Value::as_bool).unwrap_or(true);
         let reads_decoder = family.is_gemma().then(|| family == Family::T5Gemma2 || has_decoder());
-        let labels = || Labels { reads_decoder, ..Labels::of(raw) };
+        let labels = || Labels { reads_decoder, ..Labels::from_json(raw) };
         match class.strip_prefix(family.class_prefix()) {
             Some("EncoderModel") => Head::Encoder,
             Some("Encoder") if family == Family::T5Gemma2 => Head::Encoder,

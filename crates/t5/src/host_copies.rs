@@ -72,7 +72,7 @@ impl HostCopies {
     pub fn insert(&self, values: Tensor, device: &Device) -> Result<Tensor> {
         let tensor = absent::absent_like(&values, device)?;
         tensor_storage::page_out(&values);
-        let lock = PageLocked::of(&values, device);
+        let lock = PageLocked::lock(&values, device);
         self.host_copies
             .borrow_mut()
             .insert(tensor.id(), HostCopy { write_back: None, values, lock, is_resident: false, incoming: None });
@@ -93,7 +93,7 @@ impl HostCopies {
     ) -> Result<Tensor> {
         let here = || from.map_or_else(|| Ok(tensor.clone()), |from| from.with_values(&tensor));
         let Some(to) = to.filter(|to| !to.file.keeps(parameter.part, config)) else { return here() };
-        let host_copy = from.map_or(Ok(None), |from| from.of(&tensor))?;
+        let host_copy = from.map_or(Ok(None), |from| from.read(&tensor))?;
         let values = match (stored, host_copy) {
             (Some(stored), _) if tensor_storage::is_in_file(&stored) => stored,
             (_, Some(values)) => to.file.to_host_copy(values)?,
@@ -115,7 +115,7 @@ impl HostCopies {
     ///
     /// # Errors
     /// The device reports an error.
-    pub fn of(&self, tensor: &Tensor) -> Result<Option<Tensor>> {
+    pub fn read(&self, tensor: &Tensor) -> Result<Option<Tensor>> {
         let mut host_copies = self.host_copies.borrow_mut();
         let Some(host_copy) = host_copies.get_mut(&tensor.id()) else { return Ok(None) };
         host_copy.write_back.take().map_or(Ok(()), WriteBack::complete)?;
@@ -127,7 +127,7 @@ impl HostCopies {
     /// # Errors
     /// The device or a file reports an error.
     pub fn with_values(&self, tensor: &Tensor) -> Result<Tensor> {
-        let Some(values) = self.of(tensor)? else { return Ok(tensor.clone()) };
+        let Some(values) = self.read(tensor)? else { return Ok(tensor.clone()) };
         let copy = absent::absent_like(&values, tensor.device())?;
         let mut incoming = Upload::begin(&copy)?;
         self.execute(&mut incoming, &values)?;
@@ -145,7 +145,7 @@ impl HostCopies {
     /// # Errors
     /// `f` returns an error, or the device or a file reports one.
     pub fn change<R, E: From<Error>>(&self, tensor: &Tensor, f: impl FnOnce(&Tensor) -> Result<R, E>) -> Result<R, E> {
-        let Some(values) = self.of(tensor)? else { return f(tensor) };
+        let Some(values) = self.read(tensor)? else { return f(tensor) };
         let was_resident = self.host_copies.borrow().get(&tensor.id()).is_some_and(|host_copy| host_copy.is_resident);
         self.page_in(0, tensor)?;
         let result = f(tensor)?;

@@ -18,7 +18,7 @@ use crate::adapter::{Lora, is_of_adapter};
 use crate::config::Config;
 use crate::context::{EvalContext, StepContext};
 use crate::error::{Error, Result};
-use crate::hf::{self, Carried, Keeps, Loaded, ModelDirectory, Place};
+use crate::hf::{self, Carried, Keeps, Loaded, ModelDirectory, WeightStorage};
 use crate::host_copies::HostCopies;
 use crate::init::initial_tensor;
 use crate::levers::LayerMajor;
@@ -129,7 +129,7 @@ impl T5 {
     /// # Errors
     /// An [`Error`] that names file and tensor.
     pub fn load<'a>(directory: impl Into<ModelDirectory<'a>>, dtype: DType, device: &Device) -> Result<T5> {
-        T5::load_at(directory.into(), dtype, device, (Place::Memory, &|_| true), false)
+        T5::load_at(directory.into(), dtype, device, (WeightStorage::Memory, &|_| true), false)
     }
 
     /// [`T5::load`] that keeps the values of the parameters for which `keeps` returns true, as [`T5::init_share`].
@@ -142,7 +142,7 @@ impl T5 {
         device: &Device,
         keeps: &dyn Fn(&ParameterSpec) -> bool,
     ) -> Result<T5> {
-        T5::load_at(directory.into(), dtype, device, (Place::Memory, keeps), false)
+        T5::load_at(directory.into(), dtype, device, (WeightStorage::Memory, keeps), false)
     }
 
     /// [`T5::load`] whose large weights lie in a file, as for [`T5::init_in`]. Each moves there as soon as it is read.
@@ -155,7 +155,13 @@ impl T5 {
         device: &Device,
         files: Option<&Files>,
     ) -> Result<T5> {
-        T5::load_at(directory.into(), dtype, device, (files.map_or(Place::Memory, Place::File), &|_| true), false)
+        T5::load_at(
+            directory.into(),
+            dtype,
+            device,
+            (files.map_or(WeightStorage::Memory, WeightStorage::File), &|_| true),
+            false,
+        )
     }
 
     /// [`T5::load`] for passes that train nothing. Large weights that the directory's files have in the model's dtype are read where they
@@ -170,7 +176,7 @@ impl T5 {
         device: &Device,
         files: &Files,
     ) -> Result<T5> {
-        T5::load_at(directory.into(), dtype, device, (Place::Stored(files), &|_| true), false)
+        T5::load_at(directory.into(), dtype, device, (WeightStorage::Stored(files), &|_| true), false)
     }
 
     /// A model of `dtype` whose weights never change; an adapter may train beside them. Matrices that are stored in f16 or bf16 keep that
@@ -187,7 +193,7 @@ impl T5 {
             directory.into(),
             dtype,
             &Device::Cpu,
-            (files.map_or(Place::Memory, Place::Stored), &|_| true),
+            (files.map_or(WeightStorage::Memory, WeightStorage::Stored), &|_| true),
             true,
         )
     }
@@ -196,10 +202,10 @@ impl T5 {
         directory: ModelDirectory,
         dtype: DType,
         device: &Device,
-        place: (Place, Keeps),
+        place: (WeightStorage, Keeps),
         is_frozen: bool,
     ) -> Result<T5> {
-        let first = if matches!(place.0, Place::Memory) { device } else { &Device::Cpu };
+        let first = if matches!(place.0, WeightStorage::Memory) { device } else { &Device::Cpu };
         let Loaded { config, parameters, file, carried } = hf::load(directory, dtype, first, place, is_frozen)?;
         Ok(T5 { directory: Some(directory.path.into()), carried, ..T5::on(device, config, dtype, parameters, file)? })
     }
@@ -307,7 +313,7 @@ impl T5 {
             (Some(files), Some(directory), Some(_)) => {
                 // Blocks that are in memory already are not read again.
                 let all = Files { weight_blocks_in_memory: 0, ..files.clone() };
-                let place: (Place, Keeps) = (Place::Stored(&all), &|_| true);
+                let place: (WeightStorage, Keeps) = (WeightStorage::Stored(&all), &|_| true);
                 let stored = ModelDirectory { head: Some(&self.config.head), ..directory.into() };
                 let Loaded { parameters, file, .. } = hf::load(stored, dtype, &Device::Cpu, place, is_frozen)?;
                 (parameters, file.map(|file| file.beside_blocks_in_memory(blocks_in_memory)))

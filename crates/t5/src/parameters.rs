@@ -300,7 +300,7 @@ impl List<'_> {
 
     fn adapter(&mut self, linear: &str, [outputs, inputs]: [usize; 2], part: Part) {
         let Some(lora) = &self.config.lora else { return };
-        let Some(adapter) = lora.of(linear) else { return };
+        let Some(adapter) = lora.linear(linear) else { return };
         let first = match lora.init {
             LoraInit::KaimingUniform => Initial::Uniform { bound: (inputs as f64).powf(-0.5) },
             LoraInit::Gaussian => Initial::Normal { std: 1.0 / adapter.rank as f64 },
@@ -372,7 +372,7 @@ impl PagingGranularity {
     /// How a frozen weight of this part is paged where weights are read apart. The table of a head with an adapter is paged as a whole,
     /// because one of the adapter's products sums over the vocabulary.
     pub fn apart(part: Part, config: &Config) -> PagingGranularity {
-        let has_adapter = || config.lora.as_ref().is_some_and(|lora| lora.of("lm_head").is_some());
+        let has_adapter = || config.lora.as_ref().is_some_and(|lora| lora.linear("lm_head").is_some());
         match part {
             _ if part.is_block() => PagingGranularity::Alone,
             _ if part.is_table() && !(part == Part::of_head(config) && has_adapter()) => PagingGranularity::ByRows,

@@ -28,7 +28,7 @@ struct FileState {
 }
 
 impl FileState {
-    fn of(metadata: &Metadata) -> FileState {
+    fn new(metadata: &Metadata) -> FileState {
         #[cfg(unix)]
         let file = (std::os::unix::fs::MetadataExt::dev(metadata), std::os::unix::fs::MetadataExt::ino(metadata));
         #[cfg(not(unix))]
@@ -44,7 +44,7 @@ impl StoredFile {
     /// [`Error::Io`].
     pub fn map(file: &File, path: &Path) -> Result<StoredFile> {
         let open = || {
-            let state = FileState::of(&file.metadata()?);
+            let state = FileState::new(&file.metadata()?);
             let memory = FileMemory::of_file(file.try_clone()?, path)?;
             Ok(StoredFile { memory, file: file.try_clone()?, path: path.to_owned(), state })
         };
@@ -57,7 +57,7 @@ impl StoredFile {
     /// # Errors
     /// [`Error::Changed`], [`Error::Io`].
     pub fn check_unchanged(&self) -> Result<()> {
-        let is_same = |metadata: &Metadata| FileState::of(metadata) == self.state;
+        let is_same = |metadata: &Metadata| FileState::new(metadata) == self.state;
         let is_named_so = std::fs::metadata(&self.path).map_or(true, |named| is_same(&named));
         match is_named_so && is_same(&self.file.metadata().map_err(Error::io(&self.path))?) {
             true => Ok(()),

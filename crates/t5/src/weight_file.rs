@@ -60,23 +60,23 @@ impl WeightFile {
     pub fn beside(stored: Vec<StoredFile>, files: &Files, sizes: impl Iterator<Item = u64>) -> Result<WeightFile> {
         let sizes: Vec<u64> = sizes.collect();
         if sizes.is_empty() {
-            return Ok(WeightFile::of(stored, None, files, WritePolicy::Later));
+            return Ok(WeightFile::new(stored, None, files, WritePolicy::Later));
         }
         WeightFile::with_room(stored, files, &sizes)
     }
 
     fn with_room(stored: Vec<StoredFile>, files: &Files, sizes: &[u64]) -> Result<WeightFile> {
         if files.in_host_memory {
-            return Ok(WeightFile::of(stored, None, files, WritePolicy::Later));
+            return Ok(WeightFile::new(stored, None, files, WritePolicy::Later));
         }
         let memory = FileMemory::create(&files.directory, sizes.iter().map(|&bytes| bytes as usize));
         let has_room = sizes.iter().sum::<u64>() <= files.unwritten_bytes;
         let writes = if has_room { WritePolicy::Later } else { WritePolicy::Now };
         let memory = memory.map_err(Error::offload(&heap::shown_path(&files.directory)))?;
-        Ok(WeightFile::of(stored, Some(memory), files, writes))
+        Ok(WeightFile::new(stored, Some(memory), files, writes))
     }
 
-    fn of(stored: Vec<StoredFile>, memory: Option<FileMemory>, files: &Files, writes: WritePolicy) -> WeightFile {
+    fn new(stored: Vec<StoredFile>, memory: Option<FileMemory>, files: &Files, writes: WritePolicy) -> WeightFile {
         let &Files { weight_blocks_in_memory: blocks_in_memory, weights_by_matrix: by_matrix, .. } = files;
         let &Files { read_ahead_bytes, in_host_memory, .. } = files;
         let path = heap::shown_path(&files.directory);

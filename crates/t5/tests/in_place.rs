@@ -48,7 +48,7 @@ fn all_of_it(model: &T5, activations: DType) -> (u64, Vec<Vec<u32>>, u64) {
 fn saved(directory: &Path, tied: bool, dtype: DType) -> StoredWeights {
     let config = config(tied);
     T5::init(&config, 5, dtype, &device()).unwrap().save(directory).unwrap();
-    StoredWeights::of(directory, &config).unwrap()
+    StoredWeights::read(directory, &config).unwrap()
 }
 
 #[test]
@@ -144,8 +144,8 @@ fn a_frozen_model_stays_as_it_is_stored_and_gives_the_bits_of_one_in_f32() {
         let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, x)| (name.as_str(), x)).collect();
         t5::safetensors::write(&path, &tensors, &[("format", "pt")]).unwrap();
         let mut config = config(tied);
-        config.stored = Some(t5::StoredDtypes::of(directory.path(), &config).unwrap());
-        assert_eq!(StoredWeights::of(directory.path(), &config).unwrap().copied(DType::F32), 0, "{stored:?}");
+        config.stored = Some(t5::StoredDtypes::read(directory.path(), &config).unwrap());
+        assert_eq!(StoredWeights::read(directory.path(), &config).unwrap().copied(DType::F32), 0, "{stored:?}");
         let nowhere = Files::in_directory(&directory.path().join("no such directory"));
         let wide = T5::load(directory.path(), DType::F32, &Device::Cpu).unwrap();
         for files in [None, Some(&nowhere)] {

@@ -253,7 +253,7 @@ fn loading_holds_what_was_predicted_of_the_files_and_no_more_than_was_predicted_
     for (config, stored) in [(&tiny, DType::F32), (&tiny, DType::BF16), (&untied, DType::F32), (&untied, DType::BF16)] {
         let directory = tempfile::tempdir().unwrap();
         T5::init(config, 1, stored, &Device::Cpu).unwrap().save(directory.path()).unwrap();
-        let of_files = StoredWeights::of(directory.path(), config).unwrap();
+        let of_files = StoredWeights::read(directory.path(), config).unwrap();
         for dtype in [DType::F32, DType::BF16] {
             let read = beside_the_model(|| T5::load(directory.path(), dtype, &Device::Cpu).unwrap());
             let made = beside_the_model(|| T5::init(config, 1, dtype, &Device::Cpu).unwrap());

@@ -26,7 +26,7 @@ pub fn with_bytes<R>(x: &Tensor, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
 
 /// A tensor on the CPU whose bytes `fill` must set, every one of them: their values are unspecified before.
 pub fn from_bytes(shape: &Shape, dtype: DType, fill: impl FnOnce(&mut [u8])) -> Result<Tensor> {
-    fn of<T: WithDType>(shape: &Shape, fill: impl FnOnce(&mut [u8])) -> Result<Tensor> {
+    fn filled<T: WithDType>(shape: &Shape, fill: impl FnOnce(&mut [u8])) -> Result<Tensor> {
         let count = shape.elem_count();
         let mut data = assume_filled(Vec::with_capacity(count)).unwrap_or_else(|| vec![T::zero(); count]);
         data.truncate(count);
@@ -34,11 +34,11 @@ pub fn from_bytes(shape: &Shape, dtype: DType, fill: impl FnOnce(&mut [u8])) -> 
         Tensor::from_vec(data, shape, &Device::Cpu)
     }
     match dtype {
-        DType::F32 => of::<f32>(shape, fill),
-        DType::F64 => of::<f64>(shape, fill),
-        DType::BF16 => of::<bf16>(shape, fill),
-        DType::F16 => of::<f16>(shape, fill),
-        DType::U8 => of::<u8>(shape, fill),
+        DType::F32 => filled::<f32>(shape, fill),
+        DType::F64 => filled::<f64>(shape, fill),
+        DType::BF16 => filled::<bf16>(shape, fill),
+        DType::F16 => filled::<f16>(shape, fill),
+        DType::U8 => filled::<u8>(shape, fill),
         _ => bail!("from_bytes: expected F32, F64, BF16, F16 or U8, got {dtype:?}"),
     }
 }

@@ -63,15 +63,15 @@ pub fn tensor_in_file(memory: &FileMemory, offset: usize, shape: &[usize], dtype
     if !can_read_in_place(dtype) {
         return Ok(None);
     }
-    fn of<T: WithDType>(memory: &FileMemory, offset: usize, shape: Shape) -> Result<Option<Tensor>> {
+    fn view<T: WithDType>(memory: &FileMemory, offset: usize, shape: Shape) -> Result<Option<Tensor>> {
         let data = memory.block_at::<T>(offset, shape.elem_count()).and_then(assume_filled);
         data.map(|data| Tensor::from_vec(data, shape, &Device::Cpu)).transpose()
     }
     match dtype {
-        DType::BF16 => of::<bf16>(memory, offset, shape),
-        DType::F16 => of::<f16>(memory, offset, shape),
-        DType::U8 => of::<u8>(memory, offset, shape),
-        _ => of::<f32>(memory, offset, shape),
+        DType::BF16 => view::<bf16>(memory, offset, shape),
+        DType::F16 => view::<f16>(memory, offset, shape),
+        DType::U8 => view::<u8>(memory, offset, shape),
+        _ => view::<f32>(memory, offset, shape),
     }
 }
 
@@ -144,7 +144,7 @@ pub fn overwrite_in_file(x: &Tensor, values: &Tensor, writes: WritePolicy) -> Re
                 CpuStorage::U8(data) => bytes_mut(&mut data[start..end]),
                 _ => &mut [],
             };
-            match ExtentMut::of(elements) {
+            match ExtentMut::find(elements) {
                 Some(mut extent) => Ok(extent.write(self.values, self.waits)?),
                 None => bail!("overwrite_in_file: expected a tensor in a file"),
             }
@@ -176,21 +176,21 @@ pub fn overwrite_in_place(x: &Tensor, values: &Tensor, writes: WritePolicy) -> R
 
 /// Calls `f` with the part of a file in which the tensor's elements lie, if any. For a strided view, this is all of its storage.
 pub fn with_extent<R>(x: &Tensor, f: impl FnOnce(&Extent) -> R) -> Option<R> {
-    fn of<T>(data: &[T], range: Option<Range<usize>>) -> Option<Extent<'_>>
+    fn extent_of_slice<T>(data: &[T], range: Option<Range<usize>>) -> Option<Extent<'_>>
     where
         T: WithDType,
     {
         // Values that are absent lie nowhere.
-        Extent::of(bytes(range.map_or(Some(data), |range| data.get(range))?))
+        Extent::find(bytes(range.map_or(Some(data), |range| data.get(range))?))
     }
     let (storage, layout) = x.storage_and_layout();
     let range = layout.contiguous_offsets().map(|(start, end)| start..end);
     let extent = match &*storage {
-        Storage::Cpu(CpuStorage::F32(data)) => of(data, range),
-        Storage::Cpu(CpuStorage::F64(data)) => of(data, range),
-        Storage::Cpu(CpuStorage::BF16(data)) => of(data, range),
-        Storage::Cpu(CpuStorage::F16(data)) => of(data, range),
-        Storage::Cpu(CpuStorage::U8(data)) => of(data, range),
+        Storage::Cpu(CpuStorage::F32(data)) => extent_of_slice(data, range),
+        Storage::Cpu(CpuStorage::F64(data)) => extent_of_slice(data, range),
+        Storage::Cpu(CpuStorage::BF16(data)) => extent_of_slice(data, range),
+        Storage::Cpu(CpuStorage::F16(data)) => extent_of_slice(data, range),
+        Storage::Cpu(CpuStorage::U8(data)) => extent_of_slice(data, range),
         _ => None,
     };
     extent.as_ref().map(f)

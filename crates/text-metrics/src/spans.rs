@@ -14,7 +14,7 @@ pub struct Spans {
 impl Spans {
     /// Counts the labels of one row, parted by blanks.
     pub fn add(&mut self, hypothesis: &str, reference: &str) {
-        let [answered, right] = [hypothesis, reference].map(|labels| of(labels.split_whitespace()));
+        let [answered, right] = [hypothesis, reference].map(|labels| find(labels.split_whitespace()));
         self.correct += answered.iter().filter(|span| right.contains(span)).count() as u64;
         self.answered += answered.len() as u64;
         self.references += right.len() as u64;
@@ -31,7 +31,7 @@ impl Spans {
 type Span<'a> = (&'a str, usize, usize);
 
 /// The spans of a row's labels.
-fn of<'a>(labels: impl Iterator<Item = &'a str>) -> Vec<Span<'a>> {
+fn find<'a>(labels: impl Iterator<Item = &'a str>) -> Vec<Span<'a>> {
     let (mut spans, mut before, mut first) = (Vec::new(), ('O', ""), 0);
     for (at, label) in labels.chain(["O"]).enumerate() {
         let letter = label.chars().next().unwrap_or('O');
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn spans_are_those_of_conlleval() {
-        let spans = |labels: &'static str| of(labels.split(' '));
+        let spans = |labels: &'static str| find(labels.split(' '));
         assert_eq!(spans("B-PER I-PER O B-LOC"), [("PER", 0, 1), ("LOC", 3, 3)]);
         assert_eq!(spans("I-PER I-LOC B-LOC O"), [("PER", 0, 0), ("LOC", 1, 1), ("LOC", 2, 2)]);
         assert_eq!(spans("S-A B-A E-A E-A"), [("A", 0, 0), ("A", 1, 2), ("A", 3, 3)]);

@@ -150,8 +150,8 @@ impl Rule for AdamwOptions {
             return ["exp_avg", "exp_avg_sq"].map(|name| StateTensor::new(name, shape)).into();
         }
         let moment = |codes, largest| {
-            let largest = StateTensor::new(largest, &[t5_ops::moment_blocks(elements)]).of(DType::F32);
-            [StateTensor::new(codes, shape).of(DType::U8), largest]
+            let largest = StateTensor::new(largest, &[t5_ops::moment_blocks(elements)]).with_dtype(DType::F32);
+            [StateTensor::new(codes, shape).with_dtype(DType::U8), largest]
         };
         [moment("exp_avg", "exp_avg_absmax"), moment("exp_avg_sq", "exp_avg_sq_absmax")].concat()
     }

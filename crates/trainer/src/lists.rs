@@ -33,7 +33,7 @@ impl Trainer {
     pub(crate) fn weigh_texts(&self, ranking: &Ranking, mine: Result<Vec<RankedText>>) -> Result<(f64, Vec<f64>)> {
         let numbers = mine.map(|texts| texts.iter().flat_map(RankedText::numbers).collect::<Vec<f64>>());
         let (all, mine) = self.numbers_of_all(numbers)?;
-        let texts: Vec<RankedText> = all.as_chunks().0.iter().copied().map(RankedText::of).collect();
+        let texts: Vec<RankedText> = all.as_chunks().0.iter().copied().map(RankedText::from_numbers).collect();
         let (loss, weights) = ranking.of_batch(&texts);
         Ok((loss, weights[mine.start / RankedText::NUMBERS..mine.end / RankedText::NUMBERS].to_vec()))
     }

@@ -441,7 +441,7 @@ mod tests {
             let parameter = Parameter { name: "p".into(), tensor, part: t5::Part::Shared, quantisation: None };
             let mut optimizer = Optimizer::new(options, std::slice::from_ref(&parameter), &[true]).unwrap();
             optimizer.move_moments(None).unwrap();
-            let sums = SquareSums::of(&gradient).unwrap();
+            let sums = SquareSums::compute(&gradient).unwrap();
             optimizer.update_one(0, &parameter.tensor, &gradient, &sums, 0.1, 1.0).unwrap();
             parameter.tensor.to_vec1::<f64>().unwrap()
         };

@@ -108,7 +108,7 @@ impl Trainer {
         let numbers = mine.map_err(Error::before_any_change);
         let numbers = numbers.map(|mine| mine.iter().flat_map(Pair::numbers).collect::<Vec<f64>>());
         let (all, mine) = self.numbers_of_all(numbers)?;
-        let all: Vec<Pair> = all.as_chunks().0.iter().copied().map(Pair::of).collect();
+        let all: Vec<Pair> = all.as_chunks().0.iter().copied().map(Pair::from_numbers).collect();
         if all.is_empty() {
             let (weights, preference) = (Some(Vec::new()), Some(PreferenceStats::default()));
             return Ok(Some(Weighed { weights, preference, ..Weighed::default() }));

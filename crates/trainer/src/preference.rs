@@ -170,14 +170,14 @@ pub struct Pair {
 impl Pair {
     pub(crate) const NUMBERS: usize = 7;
 
-    /// All numbers, for a message to other processes; see [`Pair::of`].
+    /// All numbers, for a message to other processes; see [`Pair::from_numbers`].
     pub(crate) fn numbers(&self) -> [f64; Self::NUMBERS] {
         let ([a, b], [c, d], [e, f]) = (self.policy, self.reference, self.tokens);
         [a, b, c, d, e, f, f64::from(u8::from(self.is_desirable))]
     }
 
     /// The pair of [`Pair::numbers`].
-    pub(crate) fn of([a, b, c, d, e, f, label]: [f64; Self::NUMBERS]) -> Self {
+    pub(crate) fn from_numbers([a, b, c, d, e, f, label]: [f64; Self::NUMBERS]) -> Self {
         Self { policy: [a, b], reference: [c, d], tokens: [e, f], is_desirable: label > 0.0 }
     }
 

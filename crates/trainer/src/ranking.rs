@@ -95,13 +95,13 @@ pub struct RankedText {
 impl RankedText {
     pub(crate) const NUMBERS: usize = 4;
 
-    /// All numbers, for a message to other processes; see [`RankedText::of`].
+    /// All numbers, for a message to other processes; see [`RankedText::from_numbers`].
     pub(crate) fn numbers(&self) -> [f64; Self::NUMBERS] {
         [f64::from(u8::from(self.is_first)), self.gain, self.value, self.score]
     }
 
     /// The text of [`RankedText::numbers`].
-    pub(crate) fn of([is_first, gain, value, score]: [f64; Self::NUMBERS]) -> Self {
+    pub(crate) fn from_numbers([is_first, gain, value, score]: [f64; Self::NUMBERS]) -> Self {
         Self { is_first: is_first > 0.0, gain, value, score }
     }
 }

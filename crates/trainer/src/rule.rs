@@ -21,7 +21,7 @@ impl StateTensor {
     }
 
     /// A tensor of this dtype for every model.
-    pub fn of(self, dtype: DType) -> Self {
+    pub fn with_dtype(self, dtype: DType) -> Self {
         Self { dtype: Some(dtype), ..self }
     }
 

@@ -150,7 +150,7 @@ impl StateFile {
     fn lock(&self, moment: &Tensor) {
         if self.memory.is_none() && !self.device.is_cpu() && moment.device().is_cpu() {
             let mut locks = self.locks.borrow_mut();
-            locks.entry(moment.id()).or_insert_with(|| PageLocked::of(moment, &self.device));
+            locks.entry(moment.id()).or_insert_with(|| PageLocked::lock(moment, &self.device));
         }
     }
 

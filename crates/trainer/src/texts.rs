@@ -19,7 +19,7 @@ pub(crate) struct Texts {
 
 impl Texts {
     /// The texts of a batch of rows.
-    fn of(contrastive: &Contrastive, rows: &Batch) -> Texts {
+    fn from_batch(contrastive: &Contrastive, rows: &Batch) -> Texts {
         let samples_of_a_row = contrastive.texts_of_a_row() - 1;
         let rows = rows.sources.chunks(samples_of_a_row).zip(rows.targets.chunks(samples_of_a_row));
         let sources: Vec<_> =
@@ -82,7 +82,7 @@ pub(crate) fn vectors(
 impl Trainer {
     /// The texts of a batch of rows, and how many of them each of these shards has.
     pub(crate) fn texts(&self, contrastive: &Contrastive, rows: &Batch, shards: &[usize]) -> (Texts, Vec<usize>) {
-        (Texts::of(contrastive, rows), Texts::shards(contrastive, shards))
+        (Texts::from_batch(contrastive, rows), Texts::shards(contrastive, shards))
     }
 
     /// [`vectors`] of this process's texts.

@@ -90,7 +90,7 @@ impl Transport {
     /// # Errors
     /// The driver reports an error.
     pub fn reach(&mut self, device: &Device) -> Result<()> {
-        self.staging = Staging::of(device)?;
+        self.staging = Staging::for_device(device)?;
         Ok(())
     }
 

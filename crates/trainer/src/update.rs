@@ -257,7 +257,7 @@ impl Observer<Tensor, Error> for Update<'_> {
     fn measure(&mut self, index: usize, gradient: &Tensor) -> Result<()> {
         match self.updates(index) {
             true if self.waits() => self.waiting.push((index, Some(gradient.clone()))),
-            true => self.sums[index] = Some(SquareSums::of(gradient)?),
+            true => self.sums[index] = Some(SquareSums::compute(gradient)?),
             false => {}
         }
         Ok(())

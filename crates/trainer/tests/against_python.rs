@@ -128,7 +128,7 @@ fn adafactor_is_that_of_transformers_with_every_option() {
             let now: Vec<Tensor> = gradients.iter().map(|all| all.get(step).unwrap().contiguous().unwrap()).collect();
             let rate = rate
                 .unwrap_or_else(|| OptimizerOptions::from(options).resolved_learning_rate(adafactor.updates(), 1.0));
-            let sums: Vec<SquareSums> = now.iter().map(|gradient| SquareSums::of(gradient).unwrap()).collect();
+            let sums: Vec<SquareSums> = now.iter().map(|gradient| SquareSums::compute(gradient).unwrap()).collect();
             for (index, (gradient, sums)) in now.iter().zip(&sums).enumerate() {
                 adafactor.update_one(index, &parameters[index].tensor, gradient, sums, rate, 1.0).unwrap();
             }
@@ -179,7 +179,7 @@ fn adamw_is_that_of_torch_over_fifty_steps() {
         for (step, rate) in rates.into_iter().enumerate() {
             for (index, all) in gradients.iter().enumerate() {
                 let gradient = all.get(step).unwrap().contiguous().unwrap();
-                let sums = SquareSums::of(&gradient).unwrap();
+                let sums = SquareSums::compute(&gradient).unwrap();
                 adamw.update_one(index, &parameters[index].tensor, &gradient, &sums, rate, 1.0).unwrap();
             }
             adamw.finish_update();
@@ -286,7 +286,7 @@ fn adamw_with_int8_state_is_that_of_bitsandbytes() {
             values.rotate_right(37 * step % count);
             values.iter_mut().for_each(|value| *value *= 2f32.powi(step as i32 % 4 - 2));
             let gradient = Tensor::from_vec(values, gradient.shape(), &device()).unwrap();
-            let sums = SquareSums::of(&gradient).unwrap();
+            let sums = SquareSums::compute(&gradient).unwrap();
             adamw.update_one(index, &parameter.tensor, &gradient, &sums, 1e-2, 1.0).unwrap();
         }
         adamw.finish_update();

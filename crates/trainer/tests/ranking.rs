@@ -42,7 +42,7 @@ struct Lists {
 }
 
 impl Lists {
-    fn of(case: &Value, step: &Value) -> Self {
+    fn parse(case: &Value, step: &Value) -> Self {
         let (lists, answers) = (step["lists"].as_array().unwrap(), ids(&case["settings"]["answers"]));
         let texts: Vec<&Value> = lists.iter().flat_map(|list| list.as_array().unwrap()).collect();
         let gains: Vec<f64> = texts.iter().map(|text| text[1].as_f64().unwrap()).collect();
@@ -92,7 +92,7 @@ fn eight_steps_of_every_loss_are_those_of_torch_however_they_are_cut() {
     for (name, case) in golden["cases"].as_object().unwrap() {
         let mut trainer = trainer(&golden, case, Precision::F32, 0.0);
         for (i, of_step) in case["steps"].as_array().unwrap().iter().enumerate() {
-            let lists = Lists::of(case, of_step);
+            let lists = Lists::parse(case, of_step);
             let before = evaluated(trainer.model(), case, &lists);
             let stats = step(&mut trainer, &lists, cuts::levers_of_step(i));
             let at = format!("{name}, step {}", i + 1);
@@ -107,7 +107,7 @@ fn eight_steps_of_every_loss_are_those_of_torch_however_they_are_cut() {
 fn micro_batches_of_one_three_and_all_texts_have_the_gradient_of_the_uncut_lists_with_dropout_too() {
     let golden = golden::read(GOLDEN);
     for (name, case) in golden["cases"].as_object().unwrap() {
-        let lists = Lists::of(case, &case["steps"][2]);
+        let lists = Lists::parse(case, &case["steps"][2]);
         cuts::check_cuts(name, |dropout, levers| {
             let mut trainer = trainer(&golden, case, Precision::F64, dropout);
             let stats = step(&mut trainer, &lists, levers);

@@ -91,7 +91,7 @@ impl Scene {
         if ran.code != Some(0) {
             return Err(format!("the undisturbed run ended with {}\n{}", ran.ending(), ran.err));
         }
-        let whole = ReferenceRun::of(&directory)?;
+        let whole = ReferenceRun::read(&directory)?;
         let template = lab.directory("template-damage")?;
         let kill = "calls=rename,renameat,renameat2\nonly=step-00000003\nfrom=1\ndo=kill-before";
         let faults = lab.faults(format!("under={}\n{kill}", template.display()));

@@ -64,7 +64,7 @@ fn cut(lab: &Lab, scenario: &Scenario, directory: &Path, number: u64, names: Nam
         lab::empty(place)?;
     }
     scenario.prepare(&before)?;
-    let mut disk = Disk::of(&before)?;
+    let mut disk = Disk::copy(&before)?;
     let newest = promises::whole_checkpoints(&before.join(RUN)).into_iter().max();
     let trace = directory.join("trace");
     let lines = format!("trace={}\nrecord={}\nfrom={number}\ndo=kill-before", trace.display(), records.display());
@@ -101,7 +101,7 @@ enum Inode {
 
 impl Disk {
     /// A disk with everything in a directory, synced.
-    fn of(directory: &Path) -> Result<Self, String> {
+    fn copy(directory: &Path) -> Result<Self, String> {
         let mut disk = Disk::default();
         disk.read(directory)?;
         Ok(disk)

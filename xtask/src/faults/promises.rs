@@ -31,7 +31,7 @@ pub struct ReferenceRun {
 
 impl ReferenceRun {
     /// Reads the names in the directory of an undisturbed run.
-    pub fn of(directory: &Path) -> Result<Self, String> {
+    pub fn read(directory: &Path) -> Result<Self, String> {
         let names = names(directory)?;
         Ok(Self { model: fs::read(directory.join(RUN).join(MODEL)).ok(), names })
     }
@@ -215,7 +215,7 @@ mod tests {
         fs::create_dir_all(run.join("model")).unwrap();
         fs::write(run.join(MODEL), "bytes").unwrap();
         fs::write(run.join("metrics.jsonl"), "{}\n").unwrap();
-        let whole = ReferenceRun::of(&directory).unwrap();
+        let whole = ReferenceRun::read(&directory).unwrap();
         let done = Ran { code: Some(0), ..Ran::default() };
         assert_eq!(whole.resumed(&done, &directory), [""; 0]);
         fs::write(run.join(MODEL), "other").unwrap();

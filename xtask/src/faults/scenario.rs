@@ -165,7 +165,7 @@ impl Scenario {
         if let Some((a, b)) = scenario.points.iter().zip(&again).find(|(a, b)| is_ordered && a.call != b.call) {
             return Err(format!("{name}: two undisturbed runs part at `{}` and `{}`", a.name(), b.name()));
         }
-        scenario.whole = ReferenceRun::of(&lab.directory_of(&format!("whole-{file_name}")))?;
+        scenario.whole = ReferenceRun::read(&lab.directory_of(&format!("whole-{file_name}")))?;
         Ok(scenario)
     }
 

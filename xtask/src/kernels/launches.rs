@@ -136,7 +136,7 @@ pub fn most_registers(name: &str) -> u32 {
 }
 
 /// The launches of a kernel; empty if the table does not have it.
-pub fn of(name: &str) -> Vec<Launch> {
+pub fn find(name: &str) -> Vec<Launch> {
     let Some((kind, suffix)) = ATTENTION.iter().enumerate().find_map(|(i, start)| Some((i, name.strip_prefix(start)?)))
     else {
         let row = OTHERS.iter().find(|(start, ..)| name.starts_with(start));
@@ -180,13 +180,13 @@ mod tests {
 
     #[test]
     fn a_kernel_has_the_first_row_that_fits_its_name() {
-        let shape = |name| of(name).iter().map(|l| (l.head_size, l.threads, l.shared)).collect::<Vec<_>>();
+        let shape = |name| find(name).iter().map(|l| (l.head_size, l.threads, l.shared)).collect::<Vec<_>>();
         assert_eq!(shape("attention_backward_queries_64"), [(Some(64), 128, 33_536)]);
         assert_eq!(shape("attention_forward_f32").len(), 3);
         assert_eq!(shape("attention_forward_lean_f32"), [(Some(128), 128, 39_296)]);
         assert_eq!(shape("total_square_sums"), [(None, 256, 256)]);
         assert_eq!(shape("rms_norm_backward_f32_f32"), [(None, 192, 3_328)]);
-        assert!(of("unknown").is_empty());
+        assert!(find("unknown").is_empty());
         assert_eq!(
             ["attention_backward_keys_128", "attention_forward_bf16", "badd_f32"].map(most_registers),
             [255, 168, 64]

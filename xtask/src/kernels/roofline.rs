@@ -128,7 +128,7 @@ fn of_updates() -> Vec<Work> {
 mod tests {
     use super::*;
 
-    fn of(name: &str) -> Work {
+    fn work(name: &str) -> Work {
         works().into_iter().find(|work| work.name.starts_with(name)).expect("it has a row")
     }
 
@@ -139,21 +139,21 @@ mod tests {
 
     #[test]
     fn bytes_and_operations_are_those_of_the_shapes() {
-        let forward = of("attention_forward_64");
+        let forward = work("attention_forward_64");
         // 3 and 1 matrices of 16,384 x 768 bf16, 49,104 bytes of bias, 196,608 statistics.
         assert_eq!(forward.read, 3 * 25_165_824 + 49_104);
         assert_eq!(forward.written, 25_165_824 + 786_432);
         // Two products of 2 * 512 * 512 * 64 operations for each of 384 heads.
         assert_eq!(forward.operations, 25_769_803_776);
-        assert_eq!(of("attention_backward_keys_64").operations, 2 * forward.operations);
-        assert_eq!(2 * of("attention_backward_queries_64").operations, 3 * forward.operations);
-        assert_eq!(of("adamw").read + of("adamw").written, 22 * 222_903_552);
-        assert_eq!(of("cross_entropy_").operations, 8 * 16_384 * 32_128);
+        assert_eq!(work("attention_backward_keys_64").operations, 2 * forward.operations);
+        assert_eq!(2 * work("attention_backward_queries_64").operations, 3 * forward.operations);
+        assert_eq!(work("adamw").read + work("adamw").written, 22 * 222_903_552);
+        assert_eq!(work("cross_entropy_").operations, 8 * 16_384 * 32_128);
     }
 
     #[test]
     fn a_bound_is_work_over_a_rate() {
-        let [of_bytes, of_operations] = of("attention_forward_64").microseconds();
+        let [of_bytes, of_operations] = work("attention_forward_64").microseconds();
         assert!((of_bytes - 30.30).abs() < 0.01, "{of_bytes}");
         assert!((of_operations - 26.06).abs() < 0.01, "{of_operations}");
     }

@@ -41,7 +41,7 @@ pub fn write(root: &Path, target: &str, features: &[&str], directory: &Path) -> 
             .current_dir(root),
     )?;
     let metadata: Value = serde_json::from_str(&metadata).map_err(|error| format!("cargo metadata: {error}"))?;
-    let parties = ThirdParties::of(&metadata)?;
+    let parties = ThirdParties::parse(&metadata)?;
     let written = |name: String, text: String| {
         let path = directory.join(name);
         fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -54,7 +54,7 @@ pub fn write(root: &Path, target: &str, features: &[&str], directory: &Path) -> 
 }
 
 impl ThirdParties {
-    fn of(metadata: &Value) -> Result<Self, String> {
+    fn parse(metadata: &Value) -> Result<Self, String> {
         let by_id = |list: &'static str| -> BTreeMap<&str, &Value> {
             let list = metadata.pointer(list).and_then(Value::as_array);
             list.into_iter().flatten().filter_map(|one| Some((one["id"].as_str()?, one))).collect()
@@ -74,7 +74,7 @@ impl ThirdParties {
             };
             left.extend(dependencies.into_iter().flatten().filter(is_linked).filter_map(|one| one["pkg"].as_str()));
             if let Some(package) = packages.get(id).filter(|package| !package["source"].is_null()) {
-                parties.push(Package::of(package)?);
+                parties.push(Package::parse(package)?);
             }
         }
         parties.sort();
@@ -132,7 +132,7 @@ impl ThirdParties {
 }
 
 impl Package {
-    fn of(package: &Value) -> Result<Self, String> {
+    fn parse(package: &Value) -> Result<Self, String> {
         let text = |key: &str| package[key].as_str().map(str::to_owned);
         let (name, version) = (text("name").unwrap_or_default(), text("version").unwrap_or_default());
         // Before SPDX's "OR" there was a slash.
@@ -201,7 +201,7 @@ mod tests {
                 { "id": "linked", "deps": [edge("beside", None), edge("bare", None), edge("linked", None)] },
             ] },
         });
-        let parties = ThirdParties::of(&metadata).unwrap();
+        let parties = ThirdParties::parse(&metadata).unwrap();
         let notices = parties.notices().unwrap();
         assert_eq!(notices.matches("one text").count(), 1);
         assert!(notices.contains("beside 1.0.0 (c/zstd/LICENSE)\nlinked 1.0.0 (LICENSE-MIT)\n\none text"), "{notices}");
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(of_bill("name"), ["bare", "beside", "linked"]);
         assert_eq!(of_bill("licenses")[2], &json!([{ "expression": "MIT OR Apache-2.0" }]));
         metadata["packages"][1]["license"] = Value::Null;
-        assert!(ThirdParties::of(&metadata).is_err());
+        assert!(ThirdParties::parse(&metadata).is_err());
         fs::remove_dir_all(&root).unwrap();
     }
 }

@@ -233,7 +233,7 @@ mod tests {
     }
 
     fn tree(base: &str, middle: &str, side: &str) -> Tree {
-        Tree::of(&[
+        Tree::from_files(&[
             ("ARCHITECTURE.md", TABLES),
             ("crates/base/Cargo.toml", &manifest("base", base)),
             ("crates/middle/Cargo.toml", &manifest("middle", middle)),
@@ -271,7 +271,7 @@ mod tests {
     fn an_edge_of_the_table_that_no_source_has_is_found() {
         let rule = every_allowed_edge_is_imported;
         let sources = |test: &str| {
-            Tree::of(&[
+            Tree::from_files(&[
                 ("ARCHITECTURE.md", TABLES),
                 ("crates/middle/src/lib.rs", "use base::Noun;"),
                 ("crates/middle/tests/all.rs", test),
@@ -285,7 +285,7 @@ mod tests {
     fn a_crate_that_is_not_drawn_or_not_above_another_is_found() {
         let rule = every_crate_is_drawn_above_those_that_it_uses;
         let drawn = |drawing: &str| {
-            Tree::of(&[
+            Tree::from_files(&[
                 ("ARCHITECTURE.md", drawing),
                 ("crates/base/Cargo.toml", &manifest("base", "")),
                 ("crates/middle/Cargo.toml", &manifest("middle", "[dependencies]\nbase.workspace = true")),
@@ -316,7 +316,7 @@ mod tests {
     fn crates_and_the_table_have_to_agree() {
         let rule = every_crate_is_in_the_table_and_back;
         check(rule, &tree("", "", ""), &[]);
-        let other = Tree::of(&[
+        let other = Tree::from_files(&[
             ("ARCHITECTURE.md", TABLES),
             ("crates/base/Cargo.toml", &manifest("base", "")),
             ("crates/middle/Cargo.toml", &manifest("middle", "")),
@@ -339,7 +339,7 @@ mod tests {
         let own = "[package]\nname = \"base\"\n[dependencies]\nserde = \"1\"\n";
         check(
             rule,
-            &Tree::of(&[("crates/base/Cargo.toml", own)]),
+            &Tree::from_files(&[("crates/base/Cargo.toml", own)]),
             &[
                 "crates/base/Cargo.toml: `serde`: expected `workspace = true`, \
                  the version belongs in the root Cargo.toml",

@@ -54,7 +54,7 @@ mod tests {
 
     #[track_caller]
     fn check(path: &str, source: &str, expected: &[usize]) {
-        let findings = tests_name_the_cpu_with_a_reason(&Tree::of(&[(path, source)]));
+        let findings = tests_name_the_cpu_with_a_reason(&Tree::from_files(&[(path, source)]));
         assert_eq!(findings.iter().map(|finding| finding.line).collect::<Vec<_>>(), expected, "{path}: {source}");
     }
 

@@ -47,7 +47,8 @@ mod tests {
     #[track_caller]
     fn check(rows: &str, expected: &[&str]) {
         let page = format!("# Glossary\n\n| word | meaning | in the code |\n| --- | --- | --- |\n{rows}");
-        let tree = Tree::of(&[(GLOSSARY, &page), ("crates/t5/src/lib.rs", "struct MicroBatch { rows: usize }")]);
+        let tree =
+            Tree::from_files(&[(GLOSSARY, &page), ("crates/t5/src/lib.rs", "struct MicroBatch { rows: usize }")]);
         let findings = every_word_has_one_row_and_a_name_in_the_code(&tree);
         assert_eq!(findings.iter().map(Finding::to_string).collect::<Vec<_>>(), expected);
     }

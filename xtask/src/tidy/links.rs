@@ -61,8 +61,12 @@ mod tests {
     #[track_caller]
     fn check(text: &str, expected: &[&str]) {
         let other = "# Title\n\n## The kernels' PTX, `eval` and more\n";
-        let tree =
-            Tree::of(&[("docs/a.md", text), ("docs/b.md", other), ("README.md", ""), ("crates/t5/src/lib.rs", "")]);
+        let tree = Tree::from_files(&[
+            ("docs/a.md", text),
+            ("docs/b.md", other),
+            ("README.md", ""),
+            ("crates/t5/src/lib.rs", ""),
+        ]);
         let findings = links_lead_to_files_and_headings(&tree);
         assert_eq!(findings.iter().map(Finding::to_string).collect::<Vec<_>>(), expected, "{text}");
     }

@@ -166,7 +166,7 @@ mod tests {
 
     #[track_caller]
     fn check(files: &[(&str, &str)], expected: &[&str]) {
-        let findings = modules_import_each_other_in_no_circle(&Tree::of(files));
+        let findings = modules_import_each_other_in_no_circle(&Tree::from_files(files));
         assert_eq!(findings.iter().map(Finding::to_string).collect::<Vec<_>>(), expected);
     }
 

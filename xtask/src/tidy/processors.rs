@@ -56,7 +56,7 @@ mod tests {
 
     #[track_caller]
     fn check(path: &str, source: &str, expected: usize) {
-        let findings = tests_of_plans_state_their_processor(&Tree::of(&[(path, source)]));
+        let findings = tests_of_plans_state_their_processor(&Tree::from_files(&[(path, source)]));
         assert_eq!(findings.len(), expected, "{path}: {source}: {findings:?}");
     }
 

@@ -148,7 +148,7 @@ mod tests {
 
     #[track_caller]
     fn check(rule: super::super::Rule, path: &str, text: &str, expected: &[&str]) {
-        let findings: Vec<String> = rule(&Tree::of(&[(path, text)])).iter().map(Finding::to_string).collect();
+        let findings: Vec<String> = rule(&Tree::from_files(&[(path, text)])).iter().map(Finding::to_string).collect();
         assert_eq!(findings, expected, "{text}");
     }
 

@@ -269,14 +269,15 @@ mod tests {
 
     #[track_caller]
     fn check(rule: super::super::Rule, path: &str, source: &str, expected: &[&str]) {
-        let findings: Vec<String> = rule(&Tree::of(&[(path, source)])).iter().map(Finding::to_string).collect();
+        let findings: Vec<String> = rule(&Tree::from_files(&[(path, source)])).iter().map(Finding::to_string).collect();
         assert_eq!(findings, expected, "{path}: {source}");
     }
 
     #[test]
     fn a_message_in_debug_form_is_found() {
-        let found =
-            |source: &str| messages_are_not_in_debug_form(&Tree::of(&[("crates/command/src/a.rs", source)])).len();
+        let found = |source: &str| {
+            messages_are_not_in_debug_form(&Tree::from_files(&[("crates/command/src/a.rs", source)])).len()
+        };
         assert_eq!(found("fn a() { format!(\"got {outcome:?}\"); }"), 1);
         assert_eq!(found("fn a() { format!(\"got {:?}\", x.dims()); }"), 0);
         assert_eq!(found("// The debug form is TOML.\nfn a() { format!(\"{number:?}\"); }"), 0);
@@ -329,7 +330,7 @@ mod tests {
         check(rule, path, "File::open(path)?;", &opened);
         check(rule, path, "regular_file::open(path)?; fs::read_to_string(\"/proc/self/maps\")", &[]);
         let listed = "directory.read_dir(); std::fs::canonicalize(path); std::fs::read_link(path)";
-        assert_eq!(rule(&Tree::of(&[(path, listed)])).len(), 3);
+        assert_eq!(rule(&Tree::from_files(&[(path, listed)])).len(), 3);
         check(rule, path, "regular_file::list(path)?; std::fs::read_dir(\"/sys/devices\")", &[]);
         check(rule, path, "AtomicFile::create(path)?;", &[]);
         check(rule, path, "\n#[cfg(test)]\nmod tests { fn f() { std::fs::write(a, b); } }", &[]);
@@ -337,7 +338,7 @@ mod tests {
         check(rule, "crates/a/tests/all.rs", "std::fs::write(path, text)?;", &[]);
         check(rule, "crates/durable-files/src/x.rs", "flock(file);", &[]);
         let calls = "File::create(p); File::create_new(p); fs::remove_dir_all(p); OpenOptions::new(); flock(f)";
-        assert_eq!(rule(&Tree::of(&[(path, calls)])).len(), 5);
+        assert_eq!(rule(&Tree::from_files(&[(path, calls)])).len(), 5);
     }
 
     #[test]
@@ -347,7 +348,10 @@ mod tests {
         check(rule, "crates/a/src/lib.rs", "println!(\"{row}\");", &found);
         check(rule, "crates/a/src/lib.rs", "//! println!(\"{row}\");\nwriteln!(text)", &[]);
         check(rule, "crates/command/src/screen/report.rs", "std::io::stdout().lock()", &[]);
-        assert_eq!(rule(&Tree::of(&[("crates/a/src/lib.rs", "std::io::stdout().lock().write_all(b);")])).len(), 1);
+        assert_eq!(
+            rule(&Tree::from_files(&[("crates/a/src/lib.rs", "std::io::stdout().lock().write_all(b);")])).len(),
+            1
+        );
     }
 
     #[test]

@@ -68,7 +68,7 @@ mod tests {
 
     #[track_caller]
     fn check(rule: super::super::Rule, text: &str, expected: &[&str]) {
-        let tree = Tree::of(&[("docs/a.md", text), ("crates/t5/src/lib.rs", "")]);
+        let tree = Tree::from_files(&[("docs/a.md", text), ("crates/t5/src/lib.rs", "")]);
         let findings: Vec<String> = rule(&tree).iter().map(|finding| finding.what.clone()).collect();
         assert_eq!(findings, expected, "{text}");
     }

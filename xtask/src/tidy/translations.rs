@@ -55,7 +55,7 @@ mod tests {
 
     #[track_caller]
     fn check(translation: &str, expected: &[&str]) {
-        let tree = Tree::of(&[("README.md", ORIGINAL), ("README.zh.md", translation)]);
+        let tree = Tree::from_files(&[("README.md", ORIGINAL), ("README.zh.md", translation)]);
         let findings = a_translation_shows_the_commands_of_its_original(&tree);
         assert_eq!(findings.iter().map(Finding::to_string).collect::<Vec<_>>(), expected);
     }
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn a_translation_of_nothing_is_found() {
-        let tree = Tree::of(&[("docs/a.zh.md", "")]);
+        let tree = Tree::from_files(&[("docs/a.zh.md", "")]);
         let findings = a_translation_shows_the_commands_of_its_original(&tree);
         let expected = "docs/a.zh.md: a translation of docs/a.md, which is not there";
         assert_eq!(findings.iter().map(Finding::to_string).collect::<Vec<_>>(), [expected]);

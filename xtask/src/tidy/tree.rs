@@ -33,7 +33,7 @@ impl Tree {
 
     /// A tree of these files, for tests of rules.
     #[cfg(test)]
-    pub fn of(files: &[(&str, &str)]) -> Self {
+    pub fn from_files(files: &[(&str, &str)]) -> Self {
         let files = files.iter().map(|(path, text)| (path.to_string(), text.to_string())).collect();
         Self { files }
     }
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_directory_is_there_when_a_file_in_it_is() {
-        let tree = Tree::of(&[("crates/t5/src/lib.rs", ""), ("crates/t5-ops/src/lib.rs", "")]);
+        let tree = Tree::from_files(&[("crates/t5/src/lib.rs", ""), ("crates/t5-ops/src/lib.rs", "")]);
         let check = |path: &str, expected: bool| assert_eq!(tree.has(path), expected, "{path}");
         check("crates", true);
         check("crates/t5/", true);

@@ -38,7 +38,7 @@ mod tests {
     #[test]
     fn a_tag_a_kept_credential_and_any_version_are_found() {
         let lines = |text: &str| {
-            let tree = Tree::of(&[(".github/workflows/a.yml", text)]);
+            let tree = Tree::from_files(&[(".github/workflows/a.yml", text)]);
             workflows_name_what_cannot_be_exchanged(&tree).iter().map(|finding| finding.line).collect::<Vec<usize>>()
         };
         let hash = "0123456789abcdef0123456789abcdef01234567";

@@ -95,7 +95,7 @@ pub struct Room {
 
 impl Room {
     /// The bytes that a plan leaves for texts of at most `max_source_tokens` tokens.
-    pub fn of(planned: &Planned, max_source_tokens: usize) -> Outcome<Self> {
+    pub fn left_by(planned: &Planned, max_source_tokens: usize) -> Outcome<Self> {
         Ok(Self {
             bytes: planned.answer_bytes()?,
             most: (planned.plan.step.evaluation_samples.max(1), max_source_tokens),

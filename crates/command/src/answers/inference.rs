@@ -118,7 +118,7 @@ impl<'a> Asked<'a> {
         shape: impl Fn(Limits) -> Shape,
     ) -> Outcome<(Planned<'a>, Limits)> {
         let now = SystemProbe::new().snapshot()?;
-        let mut limits = Limits::of(inputs, budgets.process.resolve(&now), &now)?.into_iter().peekable();
+        let mut limits = Limits::within(inputs, budgets.process.resolve(&now), &now)?.into_iter().peekable();
         loop {
             let Some(within) = limits.next() else { return Err(Failure::internal("an input without limits")) };
             match self.clone().plan(&shape(within), None, (budgets, &Pins::default())) {
@@ -159,7 +159,7 @@ impl<'a> Asked<'a> {
 
     /// The facts about the device, after a rehearsal.
     fn on(&self, device: &Device) -> Outcome<OnDevice> {
-        let stored = StoredWeights::of(self.directory, self.config)?;
+        let stored = StoredWeights::read(self.directory, self.config)?;
         let adapter = self.adapter.map(|adapter| AdapterDirectory::open(adapter, self.config)).transpose()?;
         let stored = adapter.iter().fold(stored, StoredWeights::with_adapter);
         let parameters = self.parameters.unwrap_or(if stored.is_bf16 { DType::BF16 } else { DType::F32 });

@@ -94,7 +94,7 @@ impl Limits {
     ///
     /// # Errors
     /// The input has rows, and cannot be read.
-    pub fn of(inputs: Inputs<'_>, budget: Bytes, now: &MemorySnapshot) -> Outcome<Vec<Self>> {
+    pub fn within(inputs: Inputs<'_>, budget: Bytes, now: &MemorySnapshot) -> Outcome<Vec<Self>> {
         let Some(input) = inputs.file.filter(|input| is_data(input)) else {
             return Ok(vec![Self::default()]);
         };

@@ -54,7 +54,7 @@ impl OfRun {
 
 impl Ranker {
     /// The ranker that a model is, with these answers.
-    pub fn of(config: &Config, tokenizer: &Tokenizer, answers: &[String], setting: &str) -> Outcome<Ranker> {
+    pub fn open(config: &Config, tokenizer: &Tokenizer, answers: &[String], setting: &str) -> Outcome<Ranker> {
         match &config.head {
             Head::Sequence(labels) if labels.is_number() => return Ok(Ranker::Number),
             Head::Language => {}

@@ -29,7 +29,7 @@ impl Vectors {
     }
 
     /// The vectors of a batch of sources, one after the other.
-    pub fn of(&self, model: &T5, sources: &[&[u32]]) -> Outcome<Vec<f32>> {
+    pub fn compute(&self, model: &T5, sources: &[&[u32]]) -> Outcome<Vec<f32>> {
         let Modules { pooling, normalizes, .. } = self.modules;
         let Some(dense) = &self.dense else {
             return Ok(model.vectors(sources, pooling, normalizes, self.activations)?);

@@ -22,7 +22,7 @@ pub struct Typed {
 
 impl Typed {
     /// A flag that was given these words; `None` if it was not given.
-    pub fn of<'a>(flag: &str, key: &'static str, words: impl IntoIterator<Item = &'a String>) -> Option<Typed> {
+    pub fn new<'a>(flag: &str, key: &'static str, words: impl IntoIterator<Item = &'a String>) -> Option<Typed> {
         let words: Vec<String> = words.into_iter().cloned().collect();
         (!words.is_empty()).then(|| Typed { flag: flag.to_owned(), key, words })
     }
@@ -132,7 +132,7 @@ impl FromArgMatches for OtherNames {
         let typed = |(name, key): (String, &'static str)| {
             let words = matches.try_get_many::<OsString>(&format!("other-{name}")).ok()??;
             let words: Vec<String> = words.map(|word| paths::to_text(word)).collect();
-            Typed::of(&format!("--{name}"), key, &words)
+            Typed::new(&format!("--{name}"), key, &words)
         };
         Ok(Self { given: names().filter_map(typed).collect() })
     }

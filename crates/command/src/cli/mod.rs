@@ -413,20 +413,20 @@ impl TrainArgs {
     /// Applies the named flags.
     fn apply_named(&self, values: &mut Values) -> Outcome<()> {
         let flags = [
-            TypedFlag::of("--model", "model.init_from", &self.model),
-            TypedFlag::of("--preset", "model.config", &self.preset),
-            TypedFlag::of("--data", "data.train", &self.data),
-            TypedFlag::of("--validation", "data.validation", &self.validation),
-            TypedFlag::of("--tokenizer", "data.tokenizer", &self.tokenizer),
-            TypedFlag::of("--batch-size", "train.batch_size", &self.batch_size),
-            TypedFlag::of("--lr", "optimizer.learning_rate", &self.learn_rate),
-            TypedFlag::of("--epochs", "train.epochs", &self.epochs),
-            TypedFlag::of("--max-steps", "train.max_steps", &self.max_steps),
-            TypedFlag::of("--seed", "run.seed", &self.seed),
-            TypedFlag::of("--output", "run.output_dir", &self.output),
-            TypedFlag::of("--memory-budget", "memory.budget", &self.memory_budget),
-            TypedFlag::of("--device-memory-budget", "memory.device_budget", &self.device_memory_budget),
-            TypedFlag::of("--device", "run.device", &self.device),
+            TypedFlag::new("--model", "model.init_from", &self.model),
+            TypedFlag::new("--preset", "model.config", &self.preset),
+            TypedFlag::new("--data", "data.train", &self.data),
+            TypedFlag::new("--validation", "data.validation", &self.validation),
+            TypedFlag::new("--tokenizer", "data.tokenizer", &self.tokenizer),
+            TypedFlag::new("--batch-size", "train.batch_size", &self.batch_size),
+            TypedFlag::new("--lr", "optimizer.learning_rate", &self.learn_rate),
+            TypedFlag::new("--epochs", "train.epochs", &self.epochs),
+            TypedFlag::new("--max-steps", "train.max_steps", &self.max_steps),
+            TypedFlag::new("--seed", "run.seed", &self.seed),
+            TypedFlag::new("--output", "run.output_dir", &self.output),
+            TypedFlag::new("--memory-budget", "memory.budget", &self.memory_budget),
+            TypedFlag::new("--device-memory-budget", "memory.device_budget", &self.device_memory_budget),
+            TypedFlag::new("--device", "run.device", &self.device),
         ];
         key_flags::apply(flags.into_iter().flatten().chain(self.other_names.given()), values)?;
         if let Some(finetune) = self.finetune {

@@ -69,7 +69,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     let new = if let Some(lora) = lora { new.with_adapter(lora, 0)? } else { new };
     let mut trainer = Trainer::new(new, options)?;
     trainer.offload_to(files);
-    let timed = Timed::of(flags, &model, &mut trainer, &plan, profiler.as_mut())?;
+    let timed = Timed::measure(flags, &model, &mut trainer, &plan, profiler.as_mut())?;
     let measured = setup.probe.snapshot()?;
     let measurement = Measurement {
         flags,
@@ -195,7 +195,7 @@ struct Timed {
 
 impl Timed {
     /// Makes steps until `flags.steps` of them are timed.
-    fn of(
+    fn measure(
         flags: &BenchArgs,
         model: &t5::Config,
         trainer: &mut Trainer,

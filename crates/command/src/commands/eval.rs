@@ -136,7 +136,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     }
     let tasks: String = figures.task_lines().map(|line| line + "\n").collect();
     report::result(&format!("{}\n{tasks}{}\n", figures.line(), figures.signature_lines()))?;
-    if let Some((classes, _)) = figures.labels.as_ref().and_then(class_scores::of) {
+    if let Some((classes, _)) = figures.labels.as_ref().and_then(class_scores::compute) {
         report::result(&format!("\n{classes}\n"))?;
     }
     if !figures.examples.is_empty() {

@@ -35,7 +35,7 @@ pub fn inspect(flags: &InspectArgs) -> Outcome<()> {
         let kind = Kind::detect(&path, &options)?;
         let is_plain_parquet = kind.form == Form::Parquet && kind.compression == Compression::None;
         let shape = if is_plain_parquet { Some(parquet_dataset::inspect(&path)?) } else { None };
-        let content = Content::of(&path, &kind, (flags, table_bytes))?;
+        let content = Content::read(&path, &kind, (flags, table_bytes))?;
         let text = match flags.json {
             true => format!("{}\n", as_json(shown, &kind, shape.as_ref(), &content)),
             false => as_text(shown, &kind, shape.as_ref(), &content),
@@ -76,7 +76,7 @@ struct ColumnContent {
 }
 
 impl Content {
-    fn of(path: &Path, kind: &Kind, (flags, table_bytes): (&InspectArgs, u64)) -> Outcome<Self> {
+    fn read(path: &Path, kind: &Kind, (flags, table_bytes): (&InspectArgs, u64)) -> Outcome<Self> {
         let delimiter = kind.dialect().map(|(delimiter, _)| delimiter);
         let pairing = Pairing::choose(&kind.columns, &flags.columns.chosen());
         let (pairing, unpaired) = match pairing

@@ -421,7 +421,7 @@ fn reason(log: &Path) -> Option<String> {
 
 /// The value by which a result's run compares evaluations, where larger is better.
 fn rank(result: &Value) -> Option<f64> {
-    let measure = Measure::of(result["measure"].as_str().unwrap_or_default());
+    let measure = Measure::from_name(result["measure"].as_str().unwrap_or_default());
     let value = if measure == Measure::Loss { &result["loss"] } else { &result["scores"][measure.name()] };
     value.as_f64().map(|value| measure.score_of(value))
 }

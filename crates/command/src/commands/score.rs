@@ -55,7 +55,7 @@ pub fn score(flags: &ScoreArgs) -> Outcome<()> {
     }
     let tokenizer = model_directory::tokenizer(&directory)?;
     model_directory::check_size(&config, &tokenizer)?;
-    let ranker = Ranker::of(&config, &tokenizer, &answers, "--answers")?;
+    let ranker = Ranker::open(&config, &tokenizer, &answers, "--answers")?;
     stages.ends(stages::TOKENIZER)?;
     let asked = Asked {
         directory: &directory,
@@ -90,7 +90,7 @@ pub fn score(flags: &ScoreArgs) -> Outcome<()> {
     };
     let activations = trainer::Precision::from(flags.precision).activations();
     let context = EvalContext { activations, loss_chunk_rows: planned.plan.step.evaluation_samples.max(1) };
-    let room = Room::of(&planned, flags.max_source_tokens)?;
+    let room = Room::left_by(&planned, flags.max_source_tokens)?;
     let score = |window: &[(Vec<u32>, Gain)]| {
         let sources: Vec<&[u32]> = window.iter().map(|(source, _)| source.as_slice()).collect();
         room.compute(&sources, 1, &mut |batch| ranker.scores(&model, batch, context))

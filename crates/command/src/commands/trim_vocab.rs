@@ -41,7 +41,7 @@ impl Whole {
         let config = t5::Config::from_file(&model.join("config.json"))?;
         let tokenizer = model_directory::tokenizer(&model)?;
         model_directory::check_size(&config, &tokenizer)?;
-        let vocabulary = Vocabulary::of(&tokenizer)?;
+        let vocabulary = Vocabulary::read(&tokenizer)?;
         Ok(Self { model, config, tokenizer, vocabulary })
     }
 }

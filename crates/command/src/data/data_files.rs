@@ -65,7 +65,7 @@ fn files_of(key: &str, directory: &Path) -> Outcome<Vec<PathBuf>> {
     for path in others {
         let name = path.file_name().map(Path::new).unwrap_or(&path);
         let (files, _) = listed(&path)?;
-        match name == Path::new("data") || Split::of(name).is_some() {
+        match name == Path::new("data") || Split::from_path(name).is_some() {
             true => found.extend(files),
             false if !files.is_empty() => more.push(path),
             false => {}
@@ -93,7 +93,7 @@ fn files_of(key: &str, directory: &Path) -> Outcome<Vec<PathBuf>> {
 fn way_to_rows(directory: &Path) -> Outcome<Option<String>> {
     let (_, directories) = listed(directory)?;
     let name = |path: &Path| path.file_name().map(PathBuf::from).unwrap_or_default();
-    if let Some(train) = directories.iter().find(|path| Split::of(&name(path)) == Some(Split::Train)) {
+    if let Some(train) = directories.iter().find(|path| Split::from_path(&name(path)) == Some(Split::Train)) {
         return way_to_rows(train);
     }
     let has = |directory: &Path, wanted: &str| -> Outcome<bool> {

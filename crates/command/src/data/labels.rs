@@ -17,7 +17,7 @@ const MAX_LABELS: usize = 10_000;
 ///
 /// # Errors
 /// A file cannot be read. The column has too many labels to be one of labels.
-pub fn of(conversion: &Conversion, file: &Path, task: Task) -> Outcome<Vec<String>> {
+pub fn read(conversion: &Conversion, file: &Path, task: Task) -> Outcome<Vec<String>> {
     let named = conversion.sources.iter().find_map(|(_, kind, pairing)| kind.classes.names(pairing.flat()?.1));
     if let Some(names) = named {
         return Ok(names.to_vec());

@@ -10,7 +10,7 @@ use crate::failure::{Failure, Outcome};
 
 /// The objective of `task` for rows of texts, or else of pairs with these labels. `in_place`: the columns of files that are not converted;
 /// converted files have this program's columns.
-pub fn of(
+pub fn resolve(
     config: &Config,
     (task, is_text): (Task, bool),
     labels: Vec<String>,

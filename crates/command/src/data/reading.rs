@@ -225,7 +225,7 @@ pub fn unused_in_words(unused: &[String]) -> String {
 
 /// The task of a run: the one that is named, or the model's.
 pub fn task(config: &Config, model: &t5::Config) -> Task {
-    config.task.unwrap_or_else(|| Task::of(&model.head))
+    config.task.unwrap_or_else(|| Task::from_head(&model.head))
 }
 
 /// The labels of a run's rows, in the order of their indices; none: the task has none. A model's own labels stay, if the rows have no others.
@@ -234,12 +234,12 @@ fn labels_of(config: &Config, model: &t5::Config, train: &Part) -> Outcome<Vec<S
     if matches!(task.response(), Response::Text | Response::Number) {
         return Ok(Vec::new());
     }
-    let own = model.head.labels().filter(|_| Task::of(&model.head) == task);
-    let Some(own) = own else { return labels::of(&train.conversion, &train.originals[0], task) };
+    let own = model.head.labels().filter(|_| Task::from_head(&model.head) == task);
+    let Some(own) = own else { return labels::read(&train.conversion, &train.originals[0], task) };
     if config.task.is_none() {
         return Ok(own.names.clone());
     }
-    let found = labels::of(&train.conversion, &train.originals[0], task)?;
+    let found = labels::read(&train.conversion, &train.originals[0], task)?;
     Ok(if found.iter().all(|label| own.names.contains(label)) { own.names.clone() } else { found })
 }
 
@@ -276,7 +276,7 @@ impl Reading {
     ///
     /// # Errors
     /// The objective needs pairs, and the files have texts; or some files have pairs and others texts.
-    pub fn of(
+    pub fn resolve(
         config: &Config,
         (model, tokenizer): (&t5::Config, &Tokenizer),
         mut train: Part,
@@ -310,7 +310,7 @@ impl Reading {
         // Files that are read in place keep their own columns; converted files have this program's columns.
         let in_place = train.common_columns().filter(|_| config.data.validation_split.is_none());
         train.is_in_place = in_place.is_some();
-        let objective = objective::of(config, (task, is_text), labels, in_place, tokenizer)?;
+        let objective = objective::resolve(config, (task, is_text), labels, in_place, tokenizer)?;
         if let Some(validation) = &mut validation {
             validation.is_in_place = validation.common_columns().is_some_and(|of| of == objective.columns());
         }

@@ -73,7 +73,7 @@ pub fn prepare(
     }
     let Files { train, validation, left, of_tasks, unpacked } = files(config, task, wanted.purpose, wanted.say)?;
     let has_validation = validation.is_some();
-    let reading = Reading::of(config, (model, tokenizer), train, validation, left)?;
+    let reading = Reading::resolve(config, (model, tokenizer), train, validation, left)?;
     evaluating::check(config, has_validation || config.data.validation_split.is_some())?;
     if !reading.left.is_empty() {
         (wanted.say)(&splits::left_in_words(&reading.left));

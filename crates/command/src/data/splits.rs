@@ -32,7 +32,7 @@ impl Split {
     }
 
     /// The split that a file's path below the named directory tells.
-    pub fn of(path: &Path) -> Option<Self> {
+    pub fn from_path(path: &Path) -> Option<Self> {
         let names = path.components().rev().map(|part| part.as_os_str().to_string_lossy().to_lowercase());
         names.into_iter().find_map(|name| name.split(|c: char| !c.is_alphanumeric()).find_map(Self::of_word))
     }
@@ -83,7 +83,7 @@ pub enum Purpose {
 /// A file of another split among training files that were named one by one, as a shell names those of a pattern.
 pub fn trains_on(groups: &[Group]) -> Option<&Path> {
     let named = || groups.iter().filter(|group| group.below.is_none()).flat_map(|group| &group.files);
-    let split = |file: &&PathBuf| file.file_name().and_then(|name| Split::of(Path::new(name)));
+    let split = |file: &&PathBuf| file.file_name().and_then(|name| Split::from_path(Path::new(name)));
     let has_training = named().any(|file| split(&file) == Some(Split::Train));
     let other = |file: &&PathBuf| matches!(split(file), Some(Split::Validation | Split::Test));
     named().find(other).filter(|_| has_training).map(PathBuf::as_path)
@@ -97,7 +97,7 @@ pub fn divide(groups: Vec<Group>, purpose: Purpose, flag: &str) -> Outcome<Divid
     let mut divided = Divided::default();
     for Group { pattern, below, files } in groups {
         let split =
-            |file: &Path| below.as_deref().and_then(|below| Split::of(file.strip_prefix(below).unwrap_or(file)));
+            |file: &Path| below.as_deref().and_then(|below| Split::from_path(file.strip_prefix(below).unwrap_or(file)));
         let found: BTreeSet<Option<Split>> = files.iter().map(|file| split(file)).collect();
         if found.len() < 2 {
             divided.wanted.extend(files);

@@ -123,7 +123,7 @@ impl Modules {
     ///
     /// # Errors
     /// As [`Modules::read`].
-    pub fn of<'a>(directory: &Path, trained: impl Iterator<Item = &'a Path>) -> Outcome<Modules> {
+    pub fn resolve<'a>(directory: &Path, trained: impl Iterator<Item = &'a Path>) -> Outcome<Modules> {
         match Modules::of_run(trained) {
             Some(modules) => Ok(modules),
             None => Ok(Modules::read(directory)?.unwrap_or_default()),

@@ -74,7 +74,7 @@ pub struct OnDisk {
 
 impl OnDisk {
     /// The space for a run that writes to this directory; `None` if the system does not identify the disk.
-    fn of(need: &DiskNeed, directory: &Path) -> Option<Self> {
+    fn new(need: &DiskNeed, directory: &Path) -> Option<Self> {
         let metadata = existing_ancestor(directory).metadata().ok()?;
         Some(Self { device: metadata.dev(), files: need.files, kept: need.checkpoints.saturating_add(need.model) })
     }
@@ -181,7 +181,7 @@ impl Needs<'_> {
         };
         fit.memory = plan.required();
         fit.card = on_card(self.card.as_deref(), &plan);
-        fit.disk = OnDisk::of(disk, output);
+        fit.disk = OnDisk::new(disk, output);
         fit.waits_for =
             fit.disk.as_ref().zip(free_bytes(output)).and_then(|(disk, free)| disk.waits_beside(others, free));
         Found::Fit(Box::new(fit))
@@ -357,7 +357,7 @@ impl Reservation {
     /// # Errors
     /// The ledger cannot be used.
     pub fn set(&self, plan: &Plan, disk: &DiskNeed) -> Outcome<()> {
-        let disk = OnDisk::of(disk, &self.output);
+        let disk = OnDisk::new(disk, &self.output);
         self.ledger.change(|lines| {
             for line in lines.iter_mut().filter(|line| line.pid == self.pid) {
                 line.bytes = plan.required().0;

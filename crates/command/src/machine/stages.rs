@@ -51,7 +51,7 @@ impl Stages {
 
     /// Ends a stage that was predicted to take at most this.
     pub fn ends_within(&mut self, what: Name, bound: Option<Bytes>) -> Outcome<()> {
-        let stage = Stage::of(what, &SystemProbe::new().snapshot()?);
+        let stage = Stage::measure(what, &SystemProbe::new().snapshot()?);
         self.stages.push(Stage { bound, ..stage });
         Ok(())
     }
@@ -61,13 +61,13 @@ impl Stages {
         if self.stages.is_empty() {
             return Vec::new();
         }
-        let stages: Vec<Stage> = self.stages.iter().cloned().chain([Stage::of(REHEARSAL, now)]).collect();
+        let stages: Vec<Stage> = self.stages.iter().cloned().chain([Stage::measure(REHEARSAL, now)]).collect();
         rows(&stages)
     }
 }
 
 impl Stage {
-    fn of(what: Name, now: &MemorySnapshot) -> Self {
+    fn measure(what: Name, now: &MemorySnapshot) -> Self {
         // The system counts the two at different times.
         Self { what, rss: now.rss.min(now.peak_rss), peak: now.peak_rss, bound: None }
     }

@@ -66,8 +66,8 @@ impl Frozen {
             let own = tokenizer.path().display();
             return other(format!("its tokenizer, {}, differs from that of the run, {own}", path.display()));
         }
-        config.stored = Some(StoredDtypes::of(&directory, &config)?);
-        let stored = StoredWeights::of(&directory, &config)?;
+        config.stored = Some(StoredDtypes::read(&directory, &config)?);
+        let stored = StoredWeights::read(&directory, &config)?;
         Ok(Self { called, directory, config, stored })
     }
 

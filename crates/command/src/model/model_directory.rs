@@ -31,7 +31,7 @@ pub fn find(named: &Path) -> Outcome<PathBuf> {
                 is_config(named).then(|| format!("a new model of this shape is `--preset {}`", named.display())),
             ));
     }
-    match HubId::of(named) {
+    match HubId::parse(named) {
         Some(id) => id.find(named),
         None => Err(without_directory(named)),
     }
@@ -341,7 +341,7 @@ struct HubId {
 }
 
 impl HubId {
-    fn of(named: &Path) -> Option<HubId> {
+    fn parse(named: &Path) -> Option<HubId> {
         let text = named.to_str()?;
         let (id, revision) = text.split_once('@').map_or((text, None), |(id, revision)| (id, Some(revision)));
         let is_name = |name: &str| {
@@ -533,10 +533,10 @@ mod tests {
     #[test]
     fn ids_of_the_hub_have_their_form() {
         for text in ["google/flan-t5-small", "t5-small", "a/b@v1.0"] {
-            assert!(HubId::of(Path::new(text)).is_some(), "{text}");
+            assert!(HubId::parse(Path::new(text)).is_some(), "{text}");
         }
         for text in ["/a/b", "./a", "a/b/c", "../a", "a b", "a/", "a@", "模型"] {
-            assert!(HubId::of(Path::new(text)).is_none(), "{text}");
+            assert!(HubId::parse(Path::new(text)).is_none(), "{text}");
         }
     }
 

@@ -27,7 +27,7 @@ pub struct Sources(BTreeMap<String, FileDigests>);
 impl Sources {
     /// The sources of a run in the directory `root`, whose model is at `init_from`. Files that have not changed since `saved`, the identity
     /// in a checkpoint, are not read. A quantised copy that is not there will be made again, and must then be the one in `saved`.
-    pub fn of(config: &Config, init_from: Option<&Path>, root: &Path, saved: Option<&Value>) -> Outcome<Sources> {
+    pub fn read(config: &Config, init_from: Option<&Path>, root: &Path, saved: Option<&Value>) -> Outcome<Sources> {
         let known = saved.and_then(|saved| serde_json::from_value(saved[STAMPS].clone()).ok());
         let known: BTreeMap<String, FileDigests> = known.unwrap_or_default();
         let mut sources = BTreeMap::new();

@@ -55,7 +55,7 @@ pub struct Scope {
 
 impl Scope {
     /// The scope of a run.
-    pub fn of(config: &Config, options: &trainer::TrainerOptions, device: &candle_core::Device) -> Self {
+    pub fn new(config: &Config, options: &trainer::TrainerOptions, device: &candle_core::Device) -> Self {
         Self {
             is_pinned: config.memory.pins.value(MICRO_BATCH_SAMPLES.name).is_some(),
             has_bf16: options.precision.activations() == DType::BF16 || options.gradient_dtype() == DType::BF16,

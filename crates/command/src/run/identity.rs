@@ -52,7 +52,7 @@ pub fn identity(config: &Config, opened: &Opened, sources: &Sources) -> Value {
         identity["model"]["ranking"] =
             json!({"loss": ranking.of.loss.name(), "answers": ranking.answers, "weights": ranking.of.weights});
     }
-    let class_weights = config::class_weights::of(config, &opened.model.head);
+    let class_weights = config::class_weights::resolve(config, &opened.model.head);
     if !class_weights.is_empty() {
         identity["model"]["task.class_weights"] = json!(class_weights);
     }

@@ -120,7 +120,7 @@ impl Opened {
         let stored = match (&init_from, &model.lora) {
             (Some(directory), Some(_)) => {
                 model.stored = stored_dtypes(&device, directory, &model)?;
-                let stored = t5::StoredWeights::of(directory, &model)?;
+                let stored = t5::StoredWeights::read(directory, &model)?;
                 let adapter = config.lora.as_ref().and_then(|adapter| adapter.init_from.as_ref());
                 let adapter = adapter.map(|adapter| AdapterDirectory::open(adapter, &model)).transpose()?;
                 Some(adapter.iter().fold(stored, t5::StoredWeights::with_adapter))
@@ -194,7 +194,7 @@ impl Opened {
 
 /// The dtypes that a frozen base keeps. A card does not have kernels for every possible dtype.
 fn stored_dtypes(device: &Device, directory: &Path, model: &t5::Config) -> Outcome<Option<t5::StoredDtypes>> {
-    let dtypes = || t5::StoredDtypes::of(directory, model);
+    let dtypes = || t5::StoredDtypes::read(directory, model);
     Ok(device.is_cpu().then(dtypes).transpose()?)
 }
 

@@ -65,7 +65,7 @@ impl PlannedRun {
             stages.ends(stages::SPEED)?;
         }
         let now = answer::with_restart_margin(planner::rehearse(&model, &options, device, machine)?);
-        let data = data.map(|(opened, loader)| run_data::of(&config, opened, loader));
+        let data = data.map(|(opened, loader)| run_data::describe(&config, opened, loader));
         if config.memory.budget.is_none() && processes > 1 {
             // The share that the processes of a host agree on.
             config.memory.budget = Some(planner::budget_of(None).resolve(&now).0 / processes as u64);

@@ -36,7 +36,7 @@ pub fn checkpoint_to_resume(
         report::warn(&format!("{note}; falling back to {path}"));
     }
     let saved = saved::saved_state(&found)?;
-    let sources = Sources::of(config, opened.init_from.as_deref(), run.root(), Some(&saved.identity))?;
+    let sources = Sources::read(config, opened.init_from.as_deref(), run.root(), Some(&saved.identity))?;
     let now = identity::identity(config, opened, &sources);
     identity::check_unchanged(&saved.identity, &now, &config.run.allow_changes, &path)?;
     if identity::lacks_sources(&saved.identity, &now) {
@@ -95,7 +95,7 @@ pub fn sources_at_start(
 ) -> Outcome<Sources> {
     let mut known = json!({});
     before.unwrap_or_default().add_to(&mut known);
-    let sources = Sources::of(config, source, root, Some(&known))?;
+    let sources = Sources::read(config, source, root, Some(&known))?;
     if let Some((saved, found)) = resumed {
         let now = identity::identity(config, opened, &sources);
         let checkpoint = found.path.display().to_string();
@@ -113,7 +113,7 @@ pub fn is_finished(config: &Config, opened: &Opened, run: &RunDir, found: Option
     if run.finished_step() != Some(step) {
         return Ok(false);
     }
-    let measure = Measure::of(&config.checkpoint.best_metric);
+    let measure = Measure::from_name(&config.checkpoint.best_metric);
     let stalled = saved::saved_state(found)?.history.stalled;
     if let Some(why) = stalled.ends(measure, config.train.early_stopping_patience).filter(|_| step < total_steps) {
         report::print(&format!(

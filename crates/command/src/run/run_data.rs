@@ -17,7 +17,7 @@ const PLACES: u64 = 4;
 const ROWS: usize = 8;
 
 /// The rows of a run, for its plan.
-pub fn of<'a>(config: &Config, opened: &'a Opened, loader: &'a DataLoader) -> RunData<'a> {
+pub fn describe<'a>(config: &Config, opened: &'a Opened, loader: &'a DataLoader) -> RunData<'a> {
     let evaluated = opened.validation.as_deref().map(|dataset| {
         let loader = open::loader_options(config, opened);
         EvaluatedRows { loader, tokenizer: &opened.tokenizer, dataset }

@@ -119,7 +119,7 @@ impl Session {
             self.warn(text, json!({"step": step, "kind": "swapping"}))?;
         }
         if let (Some(_), Some((reserved, disk))) = (&replanned.change, &self.reserved) {
-            reserved.set(&self.plan, &disk.of(&self.machine.snapshot()?, &self.plan)?)?;
+            reserved.set(&self.plan, &disk.for_plan(&self.machine.snapshot()?, &self.plan)?)?;
         }
         if let Some(change) = replanned.change {
             let differences = bits::of_levers(&was.step.levers, &self.plan.step.levers, self.scope);

@@ -29,7 +29,7 @@ pub struct Views {
 
 impl Views {
     /// The views of the run in this directory. Nothing is read or written yet.
-    pub fn of(root: &Path) -> Self {
+    pub fn new(root: &Path) -> Self {
         let name = root.display().to_string();
         Self { root: root.to_owned(), run: Run::new(&name), events: None, has_warned: false }
     }

@@ -30,7 +30,7 @@ impl Measure {
     }
 
     /// The measure of one of these names.
-    pub fn of(name: &str) -> Self {
+    pub fn from_name(name: &str) -> Self {
         Self::scores().find(|measure| measure.name() == name).unwrap_or_default()
     }
 
@@ -132,13 +132,13 @@ mod tests {
 
     #[test]
     fn every_measure_is_found_by_its_name() {
-        assert!(MEASURES.iter().all(|name| Measure::of(name).name() == *name));
+        assert!(MEASURES.iter().all(|name| Measure::from_name(name).name() == *name));
         assert_eq!(MEASURES.len(), 1 + Measure::scores().count());
     }
 
     #[test]
     fn a_run_ends_after_so_many_evaluations_that_are_no_better_and_not_before() {
-        let bleu = Measure::of("bleu");
+        let bleu = Measure::from_name("bleu");
         let mut stalled = EarlyStoppingState::default();
         let mut ends = Vec::new();
         for (step, score) in [10.0, 12.0, 12.4, f64::NAN, 13.0, 13.2, 13.4, 13.5].into_iter().enumerate() {

@@ -18,7 +18,7 @@ type Mean = fn(&[Class], fn(&Class) -> f64) -> f64;
 
 /// The scores as text, and as JSON: `labels`, each with precision, recall, F1 and support; their means; `confusion`, whose rows are the right
 /// labels and whose columns are the answers, with other answers last. `None` if the texts are no labels.
-pub fn of(labels: &Labels) -> Option<(String, Value)> {
+pub fn compute(labels: &Labels) -> Option<(String, Value)> {
     let classes = labels.classes().ok().filter(|classes| !classes.is_empty())?;
     let confusion = labels.confusion();
     let variants = labels.spellings().variants();
@@ -113,13 +113,13 @@ mod tests {
         for (answer, right) in [("bug", "bug"), ("other", "bug"), ("BUG", "BUG"), ("bug", "feature")] {
             labels.add(answer, right);
         }
-        let (text, json) = of(&labels).unwrap();
+        let (text, json) = compute(&labels).unwrap();
         assert!(text.contains("bug                           50.0 %    50.0 %    50.0 %         2"), "{text}");
         assert!(text.contains("mean of the labels"), "{text}");
         assert!(text.contains("feature                             0          1          0          0"), "{text}");
         assert!(text.contains("labels that differ only by case or blanks: `BUG` (1), `bug` (2)"), "{text}");
         assert_eq!(json["confusion"], json!([[1, 0, 0, 0], [0, 1, 0, 1], [0, 1, 0, 0]]));
         assert_eq!((&json["labels"][1]["label"], &json["labels"][1]["support"]), (&json!("bug"), &json!(2)));
-        assert!(of(&Labels::default()).is_none());
+        assert!(compute(&Labels::default()).is_none());
     }
 }

@@ -111,7 +111,7 @@ impl Figures {
         if let Some(preference) = &self.preference {
             preference_json(preference, &mut json);
         }
-        if let Some((_, labels)) = self.labels.as_ref().and_then(class_scores::of) {
+        if let Some((_, labels)) = self.labels.as_ref().and_then(class_scores::compute) {
             json["classes"] = labels;
         }
         for (name, value) in self.found() {

@@ -242,7 +242,7 @@ impl OnCard {
         match &mut self.state {
             State::Recorded(recording) => Ok(recording.launch()?),
             State::Measured(runs, sizes) if *runs >= runs_before(self.without_memory) => {
-                let recorded = Recording::of(card, *sizes, &numbers, work);
+                let recorded = Recording::record(card, *sizes, &numbers, work);
                 match recorded.and_then(|recording| Ok((recording.launch()?, recording))) {
                     Ok((result, recording)) => {
                         self.state = State::Recorded(recording);
@@ -315,7 +315,7 @@ struct Recording {
 
 impl Recording {
     /// Records work without running it.
-    fn of<E: Display>(
+    fn record<E: Display>(
         card: &CudaDevice,
         sizes: Sizes,
         numbers: &Tensor,

@@ -26,10 +26,10 @@ impl Arena {
         let device = Device::Cuda(card.clone());
         // The pool may hold this much in pieces that are too small. After a trim the driver can allocate it in one piece.
         crate::memory::trim(card)?;
-        Self::of(parts_of_arena(sizes, &device)?)
+        Self::from_tensors(parts_of_arena(sizes, &device)?)
     }
 
-    pub(super) fn of(tensors: [Tensor; KINDS]) -> Result<Self> {
+    pub(super) fn from_tensors(tensors: [Tensor; KINDS]) -> Result<Self> {
         let addresses = [address(&tensors[0])?, address(&tensors[1])?];
         Ok(Self { tensors, addresses })
     }

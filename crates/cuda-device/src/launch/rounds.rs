@@ -152,7 +152,7 @@ impl<K: PartialEq, V> OnCard<K, V> {
         card: &CudaDevice,
     ) -> Result<(Places, Recording)> {
         let (of, sizes) = measured.places();
-        let arena = match self.arena.take().map(Arena::of).transpose()? {
+        let arena = match self.arena.take().map(Arena::from_tensors).transpose()? {
             Some(arena) if arena.holds(sizes) => arena,
             smaller => {
                 let before = smaller.map_or_else(Sizes::default, |arena| arena.sizes());

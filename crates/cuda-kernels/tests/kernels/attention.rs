@@ -174,13 +174,13 @@ impl Case<'_> {
         let (rows_forward, rows_backward) = self.kind.tiles();
         let got = in_every_schedule(&what, |schedule| {
             let lengths: Vec<u32> = self.lengths.iter().map(|&n| n as u32).collect();
-            let mut lengths = Buffer::of(&Tensor::new(lengths.as_slice(), &Device::Cpu).unwrap());
-            let mut samples = Buffer::of(&Tensor::new(&SAMPLES, &Device::Cpu).unwrap());
-            let mut bias = self.has_bias.then(|| Buffer::of(&bias));
-            let mut dbias = Buffer::of(&dbias);
+            let mut lengths = Buffer::copy_of(&Tensor::new(lengths.as_slice(), &Device::Cpu).unwrap());
+            let mut samples = Buffer::copy_of(&Tensor::new(&SAMPLES, &Device::Cpu).unwrap());
+            let mut bias = self.has_bias.then(|| Buffer::copy_of(&bias));
+            let mut dbias = Buffer::copy_of(&dbias);
             let mut inputs = match &one {
-                Some(one) => vec![Buffer::of(one)],
-                None => vec![Buffer::of(&q), Buffer::of(&k), Buffer::of(&v)],
+                Some(one) => vec![Buffer::copy_of(one)],
+                None => vec![Buffer::copy_of(&q), Buffer::copy_of(&k), Buffer::copy_of(&v)],
             };
             let mut results = match &one {
                 Some(one) => vec![Buffer::new(one.dims(), dtype)],
@@ -198,9 +198,9 @@ impl Case<'_> {
             let common = [
                 bias.as_mut().map_or_else(null, Buffer::pointer),
                 lengths.pointer(),
-                Argument::of(Mask::of(dropout.as_ref())),
+                Argument::from_value(Mask::new(dropout.as_ref())),
                 samples.pointer(),
-                Argument::of(shape),
+                Argument::from_value(shape),
             ];
             let [bias, lengths, mask, samples, shape] = &common;
             let grid = |rows: usize, tile: usize| {
@@ -213,9 +213,9 @@ impl Case<'_> {
             launch(&format!("attention_forward_{suffix}"), grid(t, rows_forward), 128, shared[0], &arguments, schedule);
 
             // The CPU's, so that both backward passes belong to one forward.
-            let (mut out, mut lse, mut dout) = (Buffer::of(&out), Buffer::of(&lse), Buffer::of(&dout));
+            let (mut out, mut lse, mut dout) = (Buffer::copy_of(&out), Buffer::copy_of(&lse), Buffer::copy_of(&dout));
             let mut delta = Buffer::new(&[batch, heads, t], DType::F32);
-            let sizes = [batch, t, heads, size].map(|n| Argument::of(n as i32));
+            let sizes = [batch, t, heads, size].map(|n| Argument::from_value(n as i32));
             let arguments: Vec<Argument> =
                 [out.pointer(), dout.pointer(), delta.pointer()].into_iter().chain(sizes).collect();
             let name = format!("attention_delta_{}", crate::card::suffix(dtype));
@@ -233,7 +233,7 @@ impl Case<'_> {
             let name = format!("attention_backward_queries_{suffix}");
             launch(&name, grid(t, rows_backward), 128, shared[2], &arguments, schedule);
             if self.has_bias {
-                let sizes = [batch, heads, t, s, rows_backward].map(|n| Argument::of(n as i32));
+                let sizes = [batch, heads, t, s, rows_backward].map(|n| Argument::from_value(n as i32));
                 let arguments: Vec<Argument> = [partial.pointer(), dbias.pointer()].into_iter().chain(sizes).collect();
                 let blocks = heads * (t + s - 1).div_ceil(32);
                 let shared = 64 * 16 * size_of::<f32>();

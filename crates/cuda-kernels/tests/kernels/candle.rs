@@ -82,7 +82,7 @@ enum Given<'a> {
 }
 
 fn size(n: usize) -> Given<'static> {
-    Given::Value(Argument::of(n))
+    Given::Value(Argument::from_value(n))
 }
 
 /// Launches a kernel, and returns its result.
@@ -92,8 +92,10 @@ fn run(name: &str, [blocks, threads]: [usize; 2], given: &[Given], result: impl 
         let (mut result, mut buffers, mut arguments) = (result(), Vec::new(), Vec::new());
         for given in given {
             let (buffer, before) = match given {
-                Given::View(view) => (Buffer::of(&view.storage), view.bytes_before()),
-                Given::Numbers(numbers) => (Buffer::of(&Tensor::new(numbers.as_slice(), &Device::Cpu).unwrap()), 0),
+                Given::View(view) => (Buffer::copy_of(&view.storage), view.bytes_before()),
+                Given::Numbers(numbers) => {
+                    (Buffer::copy_of(&Tensor::new(numbers.as_slice(), &Device::Cpu).unwrap()), 0)
+                }
                 Given::Value(value) => {
                     arguments.push(value.clone());
                     continue;
@@ -273,7 +275,8 @@ fn elements_are_copied_and_set_where_they_lie() {
                 let layout = View::layout(&[&to]);
                 let value = Given::Value(number(dtype, 1.0));
                 let given = [size(count), size(shape.len()), layout, value, Given::Result(to.bytes_before())];
-                let got = run(&format!("const_set_{suffix}"), threads_for(count), &given, || Buffer::of(&to.storage));
+                let got =
+                    run(&format!("const_set_{suffix}"), threads_for(count), &given, || Buffer::copy_of(&to.storage));
                 // A separate copy: candle sets values in place.
                 let (expected, last) = (to.storage.copy().unwrap(), shape.len() - 1);
                 let set = match to.view.layout().start_offset() {
@@ -286,11 +289,11 @@ fn elements_are_copied_and_set_where_they_lie() {
         }
         let (from, to) = (elements(5, &[33, 41], dtype), elements(6, &[37, 50], dtype));
         let (rows, width) = (33, 34);
-        let numbers = [rows, width, 41, 50].map(|n: u32| Given::Value(Argument::of(n)));
+        let numbers = [rows, width, 41, 50].map(|n: u32| Given::Value(Argument::from_value(n)));
         let source = View { view: from.narrow(1, 7, 34).unwrap(), storage: from };
         let before = (2 * 50 + 3) * dtype.size_in_bytes();
         let given: Vec<Given> = [Given::View(&source), Given::Result(before)].into_iter().chain(numbers).collect();
-        let got = run(&format!("copy2d_{suffix}"), threads_for(33 * 34), &given, || Buffer::of(&to));
+        let got = run(&format!("copy2d_{suffix}"), threads_for(33 * 34), &given, || Buffer::copy_of(&to));
         let expected = to.slice_assign(&[2..35, 3..37], &source.view).unwrap();
         assert_same(&format!("copy2d_{suffix}"), &got, &expected, 0.0);
     }

@@ -79,7 +79,7 @@ impl Buffer {
     }
 
     /// A copy of a tensor.
-    pub fn of(t: &Tensor) -> Self {
+    pub fn copy_of(t: &Tensor) -> Self {
         let mut buffer = Self::new(t.dims(), t.dtype());
         let flat = t.flatten_all().unwrap();
         let bytes: Vec<u8> =
@@ -114,7 +114,7 @@ impl Buffer {
 
     /// The address of the first element, as an argument.
     pub fn pointer(&mut self) -> Argument {
-        Argument::of(self.contents_mut().as_mut_ptr())
+        Argument::from_value(self.contents_mut().as_mut_ptr())
     }
 
     /// The address of the first element, for an entry of a table.
@@ -125,7 +125,7 @@ impl Buffer {
     /// The address `bytes` bytes after the first element, as an argument.
     pub fn pointer_at(&mut self, bytes: usize) -> Argument {
         assert!(bytes < self.contents.len(), "an address within the buffer");
-        Argument::of(self.contents_mut()[bytes..].as_mut_ptr())
+        Argument::from_value(self.contents_mut()[bytes..].as_mut_ptr())
     }
 
     /// The bytes of the elements.
@@ -157,7 +157,7 @@ impl Drop for Buffer {
 
 /// A null pointer.
 pub fn null() -> Argument {
-    Argument::of(std::ptr::null::<u8>())
+    Argument::from_value(std::ptr::null::<u8>())
 }
 
 /// Runs a kernel; the test fails if the kernel fails.
@@ -177,7 +177,7 @@ pub fn launch(
 
 /// A number in a dtype.
 pub fn number(dtype: DType, x: f64) -> Argument {
-    with_type!(dtype, T, { Argument::of(T::from_f64(x)) })
+    with_type!(dtype, T, { Argument::from_value(T::from_f64(x)) })
 }
 
 /// The suffix of a dtype in names of kernels.
@@ -199,7 +199,7 @@ pub fn numbers(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
 /// Fails unless two tensors have the same bits.
 #[track_caller]
 pub fn assert_same_bits(a: &Tensor, b: &Tensor) {
-    assert!(Buffer::of(a).bits() == Buffer::of(b).bits(), "other bits: {a} {b}");
+    assert!(Buffer::copy_of(a).bits() == Buffer::copy_of(b).bits(), "other bits: {a} {b}");
 }
 
 /// Fails unless every element differs by at most `tolerance` times the largest expected magnitude.

@@ -33,8 +33,8 @@ fn losses_and_gradients_are_those_of_the_cpu() {
                 let what = format!("{width} {from:?} {to:?} {wants_gradient} {in_place} {token:?}");
                 let logits = if token == plain { logits.clone() } else { finite.clone() };
                 let got = in_every_schedule(&what, |schedule| {
-                    let mut logits = Buffer::of(&logits);
-                    let mut labels = Buffer::of(&Tensor::new(&labels, &Device::Cpu).unwrap());
+                    let mut logits = Buffer::copy_of(&logits);
+                    let mut labels = Buffer::copy_of(&Tensor::new(&labels, &Device::Cpu).unwrap());
                     let (mut losses, mut gradients) = (Buffer::new(&[16], DType::F32), Buffer::new(&[4, width], to));
                     let target = match (wants_gradient, in_place) {
                         (false, _) => null(),
@@ -43,13 +43,20 @@ fn losses_and_gradients_are_those_of_the_cpu() {
                     };
                     let of_log_z = if token.is_logit { 0.0 } else { 1.0 };
                     let [of_log_z, z_loss, smoothing] =
-                        [of_log_z, token.z_loss, token.label_smoothing].map(Argument::of);
-                    let rest = [target, Argument::of(0.5f32), of_log_z, z_loss, smoothing, Argument::of(width as i32)];
+                        [of_log_z, token.z_loss, token.label_smoothing].map(Argument::from_value);
+                    let rest = [
+                        target,
+                        Argument::from_value(0.5f32),
+                        of_log_z,
+                        z_loss,
+                        smoothing,
+                        Argument::from_value(width as i32),
+                    ];
                     let arguments = [&[logits.pointer(), labels.pointer(), losses.pointer()], &rest[..]].concat();
                     let name = format!("cross_entropy_{}_{}", suffix(from), suffix(to));
                     launch(&name, [4, 1, 1], 64, 32 * 4, &arguments, schedule);
-                    let mut total = Buffer::of(&Tensor::zeros(4, DType::U32, &Device::Cpu).unwrap());
-                    let arguments = [losses.pointer(), total.pointer(), Argument::of(4i32)];
+                    let mut total = Buffer::copy_of(&Tensor::zeros(4, DType::U32, &Device::Cpu).unwrap());
+                    let arguments = [losses.pointer(), total.pointer(), Argument::from_value(4i32)];
                     launch("add_totals", [2, 1, 1], 64, 32 * 8, &arguments, schedule);
                     vec![total, if in_place { logits } else { gradients }]
                 });
@@ -78,10 +85,10 @@ fn a_logit_that_is_no_number_makes_a_loss_that_is_none() {
     values[66] = f32::NAN;
     let logits = Tensor::from_vec(values, (1, 70), &Device::Cpu).unwrap();
     let got = in_every_schedule("NaN", |schedule| {
-        let (mut logits, mut losses) = (Buffer::of(&logits), Buffer::new(&[4], DType::F32));
-        let mut labels = Buffer::of(&Tensor::new(&[1u32], &Device::Cpu).unwrap());
-        let of_terms = [1f64, 0.0, 0.0].map(Argument::of);
-        let rest = [&[null(), Argument::of(1f32)], &of_terms[..], &[Argument::of(70i32)]].concat();
+        let (mut logits, mut losses) = (Buffer::copy_of(&logits), Buffer::new(&[4], DType::F32));
+        let mut labels = Buffer::copy_of(&Tensor::new(&[1u32], &Device::Cpu).unwrap());
+        let of_terms = [1f64, 0.0, 0.0].map(Argument::from_value);
+        let rest = [&[null(), Argument::from_value(1f32)], &of_terms[..], &[Argument::from_value(70i32)]].concat();
         let arguments = [&[logits.pointer(), labels.pointer(), losses.pointer()], &rest[..]].concat();
         launch("cross_entropy_f32_f32", [1, 1, 1], 32, 32 * 4, &arguments, schedule);
         vec![losses]
@@ -99,9 +106,9 @@ fn losses_are_added_to_their_totals() {
         let expected = [2.25 + losses[..count].iter().sum::<f64>(), -1.0 + losses[count..].iter().sum::<f64>()];
         let losses = Tensor::from_vec(losses, (2, count), &Device::Cpu).unwrap();
         let got = in_every_schedule("total", |schedule| {
-            let mut losses = Buffer::of(&losses);
-            let mut total = Buffer::of(&Tensor::new(&[2.25f64, -1.0], &Device::Cpu).unwrap());
-            let arguments = [losses.pointer(), total.pointer(), Argument::of(count as i32)];
+            let mut losses = Buffer::copy_of(&losses);
+            let mut total = Buffer::copy_of(&Tensor::new(&[2.25f64, -1.0], &Device::Cpu).unwrap());
+            let arguments = [losses.pointer(), total.pointer(), Argument::from_value(count as i32)];
             launch("add_totals", [2, 1, 1], 64, 32 * 8, &arguments, schedule);
             vec![total]
         });

@@ -31,8 +31,8 @@ fn the_largest_logit_is_the_first_of_equal_ones_and_a_number() {
         let (rows, width) = logits.dims2().unwrap();
         for threads in [32, 96, 256] {
             let got = in_every_schedule(&format!("{dtype:?}"), |schedule| {
-                let (mut logits, mut tokens) = (Buffer::of(&logits), Buffer::new(&[rows], DType::U32));
-                let arguments = [logits.pointer(), tokens.pointer(), Argument::of(width as i32)];
+                let (mut logits, mut tokens) = (Buffer::copy_of(&logits), Buffer::new(&[rows], DType::U32));
+                let arguments = [logits.pointer(), tokens.pointer(), Argument::from_value(width as i32)];
                 let name = format!("largest_{}", suffix(dtype));
                 launch(&name, [rows, 1, 1], threads, threads as usize / 32 * 8, &arguments, schedule);
                 vec![tokens]
@@ -55,8 +55,8 @@ fn candidates_are_the_likeliest_tokens_in_order_with_the_scores_of_all() {
         let (rows, width) = logits.dims2().unwrap();
         let threads = 128;
         let all = in_every_schedule("all", |schedule| {
-            let (mut logits, mut scores) = (Buffer::of(&logits), Buffer::new(&[rows, width], DType::F32));
-            let arguments = [logits.pointer(), scores.pointer(), Argument::of(width as i32)];
+            let (mut logits, mut scores) = (Buffer::copy_of(&logits), Buffer::new(&[rows, width], DType::F32));
+            let arguments = [logits.pointer(), scores.pointer(), Argument::from_value(width as i32)];
             let name = format!("log_probabilities_{}", suffix(dtype));
             launch(&name, [rows, 1, 1], threads, threads as usize / 32 * 8, &arguments, schedule);
             vec![scores]
@@ -72,7 +72,7 @@ fn candidates_are_the_likeliest_tokens_in_order_with_the_scores_of_all() {
         for (offset, count) in [(0.0f32, 8), (-3.25, 20), (-1e9, 12)] {
             let offsets = Tensor::new(&[offset; 3], &Device::Cpu).unwrap();
             let got = in_every_schedule(&format!("{offset} {count}"), |schedule| {
-                let (mut logits, mut offsets) = (Buffer::of(&logits), Buffer::of(&offsets));
+                let (mut logits, mut offsets) = (Buffer::copy_of(&logits), Buffer::copy_of(&offsets));
                 let (mut tokens, mut scores) =
                     (Buffer::new(&[rows, count], DType::U32), Buffer::new(&[rows, count], DType::F32));
                 let arguments = [
@@ -80,8 +80,8 @@ fn candidates_are_the_likeliest_tokens_in_order_with_the_scores_of_all() {
                     offsets.pointer(),
                     tokens.pointer(),
                     scores.pointer(),
-                    Argument::of(width as i32),
-                    Argument::of(count as i32),
+                    Argument::from_value(width as i32),
+                    Argument::from_value(count as i32),
                 ];
                 let name = format!("candidates_{}", suffix(dtype));
                 launch(&name, [rows, 1, 1], threads, threads as usize / 32 * 8, &arguments, schedule);
@@ -111,12 +111,12 @@ fn a_cache_gets_keys_and_values_and_copies_rows() {
         // Also with a position in memory that is added to the position argument.
         let moved = Tensor::new(&[9u32, 2], &Device::Cpu).unwrap();
         let appended = |schedule, is_moved: bool| {
-            let mut moved = Buffer::of(&moved);
-            let (mut keys, mut values) = (Buffer::of(&keys), Buffer::of(&values));
-            let [mut of_keys, mut of_values] = caches.each_ref().map(Buffer::of);
+            let mut moved = Buffer::copy_of(&moved);
+            let (mut keys, mut values) = (Buffer::copy_of(&keys), Buffer::copy_of(&values));
+            let [mut of_keys, mut of_values] = caches.each_ref().map(Buffer::copy_of);
             let pointers = [&mut keys, &mut values, &mut of_keys, &mut of_values].map(Buffer::pointer);
             let position = if is_moved { position - 2 } else { position };
-            let sizes = [capacity, width, position].map(|size| Argument::of(size as i32));
+            let sizes = [capacity, width, position].map(|size| Argument::from_value(size as i32));
             let moved = if is_moved { moved.pointer_at(4) } else { null() };
             let arguments: Vec<Argument> = pointers.into_iter().chain(sizes).chain([moved]).collect();
             launch(&format!("append_{}", suffix(dtype)), [rows, 2, 1], 32, 0, &arguments, schedule);
@@ -132,8 +132,8 @@ fn a_cache_gets_keys_and_values_and_copies_rows() {
         }
         let pairs = Tensor::new(&[[0u32, 3], [2, 1]], &Device::Cpu).unwrap();
         let got = in_every_schedule("copies", |schedule| {
-            let (mut pairs, mut cache) = (Buffer::of(&pairs), Buffer::of(&caches[0]));
-            let sizes = [capacity * width, position * width].map(|size| Argument::of(size as i64));
+            let (mut pairs, mut cache) = (Buffer::copy_of(&pairs), Buffer::copy_of(&caches[0]));
+            let sizes = [capacity * width, position * width].map(|size| Argument::from_value(size as i64));
             let arguments: Vec<Argument> = [pairs.pointer(), cache.pointer()].into_iter().chain(sizes).collect();
             launch(&format!("copy_rows_{}", suffix(dtype)), [2, 2, 1], 32, 0, &arguments, schedule);
             vec![cache]
@@ -183,23 +183,24 @@ fn attention_of_few_queries_is_that_of_the_cpu() {
             let position = if are_alike { lengths[0] - 1 } else { 0 };
             let at = Tensor::new(&[position as u32], &Device::Cpu).unwrap();
             let got = in_every_schedule(&what, |schedule| {
-                let mut at = Buffer::of(&at);
+                let mut at = Buffer::copy_of(&at);
                 let counts: Vec<u32> = lengths.iter().map(|&n| n as u32).collect();
-                let mut counts = Buffer::of(&Tensor::new(counts.as_slice(), &Device::Cpu).unwrap());
-                let (mut q, mut k, mut v, mut all) = (Buffer::of(&q), Buffer::of(&k), Buffer::of(&v), Buffer::of(&all));
+                let mut counts = Buffer::copy_of(&Tensor::new(counts.as_slice(), &Device::Cpu).unwrap());
+                let (mut q, mut k, mut v, mut all) =
+                    (Buffer::copy_of(&q), Buffer::copy_of(&k), Buffer::copy_of(&v), Buffer::copy_of(&all));
                 let (mut out, mut lse) = (Buffer::new(out.dims(), dtype), Buffer::new(lse.dims(), DType::F32));
                 let arguments = [
                     q.pointer(),
                     k.pointer(),
                     v.pointer(),
                     if has_bias { all.pointer_at((3 + position) * 4) } else { null() },
-                    Argument::of((t + s + 4) as i32),
+                    Argument::from_value((t + s + 4) as i32),
                     if are_alike { null() } else { counts.pointer() },
-                    Argument::of((lengths[0] - position) as i32),
+                    Argument::from_value((lengths[0] - position) as i32),
                     if are_alike { at.pointer() } else { null() },
                     out.pointer(),
                     lse.pointer(),
-                    Argument::of(shape),
+                    Argument::from_value(shape),
                 ];
                 let name = format!("attention_few_{}", suffix(dtype));
                 launch(&name, [batch * t, heads, 1], 256, 8 * (size + 2) * 4, &arguments, schedule);

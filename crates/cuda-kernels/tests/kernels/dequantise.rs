@@ -33,7 +33,7 @@ fn dequantised(w: &Quantised, rows: &Range<usize>, columns: &Range<usize>, dtype
     let (precision, (_, width)) = (w.quantisation().precision(), w.quantisation().shape());
     let what = format!("{precision:?} {:?}: {rows:?} {columns:?} {dtype:?}", w.quantisation().shape());
     let got = in_every_schedule(&what, |schedule| {
-        let (mut bytes, mut part) = (Buffer::of(w.bytes()), Buffer::new(&[rows.len(), columns.len()], dtype));
+        let (mut bytes, mut part) = (Buffer::copy_of(w.bytes()), Buffer::new(&[rows.len(), columns.len()], dtype));
         let (mut arguments, mut at) = (Vec::new(), 0);
         for of_weight in w.quantisation().parts() {
             arguments.push(bytes.pointer_at(at));
@@ -41,7 +41,7 @@ fn dequantised(w: &Quantised, rows: &Range<usize>, columns: &Range<usize>, dtype
         }
         arguments.push(part.pointer());
         let sizes = [width, rows.start, columns.start, rows.len(), columns.len()];
-        arguments.extend(sizes.map(|size| Argument::of(size as i32)));
+        arguments.extend(sizes.map(|size| Argument::from_value(size as i32)));
         let shared = if precision == Precision::Nf4 { TABLES } else { 0 };
         // Four units for each thread, each of at least one element.
         let blocks = (rows.len() * columns.len()).div_ceil(4 * 64);

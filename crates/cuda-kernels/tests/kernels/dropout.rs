@@ -21,7 +21,7 @@ pub struct Mask {
 }
 
 impl Mask {
-    pub fn of(d: Option<&Dropout>) -> Self {
+    pub fn new(d: Option<&Dropout>) -> Self {
         let Some(d) = d else { return Self { step: 0, site: 0, threshold: 0, scale: 1.0, step_on_card: 0 } };
         let threshold = ((f64::from(d.probability) * 65_536.0).round() as u32) << 16;
         let scale = (1.0 / (1.0 - f64::from(d.probability))) as f32;
@@ -40,11 +40,11 @@ fn a_step_that_lies_on_the_card_has_the_mask_of_one_that_is_an_argument() {
     let x = numbers(1, &shape, DType::F32);
     let [by_value, on_card] = [false, true].map(|is_on_card| {
         in_every_schedule("a step on the card", |schedule| {
-            let (mut x, mut y, mut samples) = (Buffer::of(&x), Buffer::new(&shape, DType::F32), samples());
-            let mask = Mask::of(Some(&dropped()));
+            let (mut x, mut y, mut samples) = (Buffer::copy_of(&x), Buffer::new(&shape, DType::F32), samples());
+            let mask = Mask::new(Some(&dropped()));
             let mut step = Buffer::of_entries(&[mask.step]);
             let mask = if is_on_card { mask.on_card(&mut step) } else { mask };
-            let arguments = [Argument::of(mask), samples.pointer(), null(), x.pointer(), y.pointer()];
+            let arguments = [Argument::from_value(mask), samples.pointer(), null(), x.pointer(), y.pointer()];
             run("dropout_f32", shape, &arguments, schedule);
             vec![y]
         })
@@ -59,13 +59,13 @@ fn dropped() -> Dropout<'static> {
 }
 
 fn samples() -> Buffer {
-    Buffer::of(&Tensor::new(&SAMPLES, &candle_core::Device::Cpu).unwrap())
+    Buffer::copy_of(&Tensor::new(&SAMPLES, &candle_core::Device::Cpu).unwrap())
 }
 
 /// The last arguments of each kernel are the rows, the positions of a sequence and their width. A block has four rows.
 fn run(name: &str, shape: [usize; 3], arguments: &[Argument], schedule: Schedule) {
     let rows = shape[0] * shape[1];
-    let sizes = [rows, shape[1], shape[2]].map(|size| Argument::of(size as i32));
+    let sizes = [rows, shape[1], shape[2]].map(|size| Argument::from_value(size as i32));
     launch(name, [rows.div_ceil(4), 1, 1], 64, 4 * 8, &[arguments, &sizes].concat(), schedule);
 }
 
@@ -78,10 +78,10 @@ fn dropout_drops_the_elements_that_the_cpu_drops() {
                 for residual in [None, Some(&residual)] {
                     let what = format!("{shape:?} {dtype:?}");
                     let got = in_every_schedule(&what, |schedule| {
-                        let (mut x, mut y, mut samples) = (Buffer::of(&x), Buffer::new(&shape, dtype), samples());
-                        let mut residual = residual.map(Buffer::of);
+                        let (mut x, mut y, mut samples) = (Buffer::copy_of(&x), Buffer::new(&shape, dtype), samples());
+                        let mut residual = residual.map(Buffer::copy_of);
                         let arguments = [
-                            Argument::of(Mask::of(d.as_ref())),
+                            Argument::from_value(Mask::new(d.as_ref())),
                             samples.pointer(),
                             residual.as_mut().map_or_else(null, Buffer::pointer),
                             x.pointer(),
@@ -112,10 +112,11 @@ fn activations_and_their_gradients_are_those_of_the_cpu() {
             let (gate, up, dh) = (three, numbers(2, &shape, dtype), numbers(3, &shape, dtype));
             for (up, d) in [(None, None), (Some(&up), Some(dropped())), (None, Some(dropped())), (Some(&up), None)] {
                 let what = format!("{activation:?} {shape:?} {dtype:?} {}", up.is_some());
-                let first = [Argument::of(kind as i32), Argument::of(Mask::of(d.as_ref()))];
+                let first = [Argument::from_value(kind as i32), Argument::from_value(Mask::new(d.as_ref()))];
                 let got = in_every_schedule(&what, |schedule| {
-                    let (mut gate, mut h, mut samples) = (Buffer::of(&gate), Buffer::new(&shape, dtype), samples());
-                    let mut up = up.map(Buffer::of);
+                    let (mut gate, mut h, mut samples) =
+                        (Buffer::copy_of(&gate), Buffer::new(&shape, dtype), samples());
+                    let mut up = up.map(Buffer::copy_of);
                     let of_up = up.as_mut().map_or_else(null, Buffer::pointer);
                     let rest = [samples.pointer(), gate.pointer(), of_up, h.pointer()];
                     let arguments = [&first[..], &rest].concat();
@@ -126,8 +127,8 @@ fn activations_and_their_gradients_are_those_of_the_cpu() {
                 assert_close(&what, &got[0], &expected, tolerance(dtype));
 
                 let got = in_every_schedule(&what, |schedule| {
-                    let (mut gate, mut dh, mut samples) = (Buffer::of(&gate), Buffer::of(&dh), samples());
-                    let mut up = up.map(Buffer::of);
+                    let (mut gate, mut dh, mut samples) = (Buffer::copy_of(&gate), Buffer::copy_of(&dh), samples());
+                    let mut up = up.map(Buffer::copy_of);
                     let of_up = up.as_mut().map_or_else(null, Buffer::pointer);
                     let rest = [samples.pointer(), gate.pointer(), of_up, dh.pointer()];
                     let arguments = [&first[..], &rest].concat();

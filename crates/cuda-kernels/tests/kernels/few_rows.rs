@@ -18,7 +18,7 @@ fn product(w: &Quantised, x: &Tensor, each: usize) -> Tensor {
     let (rows, dtype) = (x.dim(0).unwrap(), x.dtype());
     let name = format!("few_rows_{each}_{}_{}", precision.name(), suffix(dtype));
     let got = in_every_schedule(&format!("{name}: {rows} rows, {outputs} x {width}"), |schedule| {
-        let (mut bytes, mut x) = (Buffer::of(w.bytes()), Buffer::of(x));
+        let (mut bytes, mut x) = (Buffer::copy_of(w.bytes()), Buffer::copy_of(x));
         let mut y = Buffer::new(&[rows, outputs], dtype);
         let (mut arguments, mut at) = (Vec::new(), 0);
         for of_weight in w.quantisation().parts() {
@@ -26,7 +26,7 @@ fn product(w: &Quantised, x: &Tensor, each: usize) -> Tensor {
             at += of_weight.bytes();
         }
         arguments.extend([x.pointer(), y.pointer()]);
-        arguments.extend([rows, width, outputs].map(|size| Argument::of(size as i32)));
+        arguments.extend([rows, width, outputs].map(|size| Argument::from_value(size as i32)));
         let tables = if precision == Precision::Nf4 { TABLES } else { 0 };
         let blocks = outputs.div_ceil(THREADS / 32);
         launch(

@@ -20,16 +20,16 @@ fn forward_and_backward_are_those_of_the_cpu() {
             let dweight = numbers(5, &[width], DType::F32);
             let what = format!("({rows}, {width}) {dtype:?} {weight_dtype:?}");
             let names = format!("{}_{}", suffix(dtype), suffix(weight_dtype));
-            let sizes = [rows, rows_each, width].map(|size| Argument::of(size as i32));
+            let sizes = [rows, rows_each, width].map(|size| Argument::from_value(size as i32));
 
             let got = in_every_schedule(&what, |schedule| {
-                let (mut x, mut weight) = (Buffer::of(&x), Buffer::of(&weight));
+                let (mut x, mut weight) = (Buffer::copy_of(&x), Buffer::copy_of(&weight));
                 let mut y = Buffer::new(&[rows, width], dtype);
                 let mut inv_rms = Buffer::new(&[rows], DType::F32);
                 let arguments = [
                     x.pointer(),
                     weight.pointer(),
-                    Argument::of(EPS as f32),
+                    Argument::from_value(EPS as f32),
                     y.pointer(),
                     inv_rms.pointer(),
                     sizes[0].clone(),
@@ -45,9 +45,10 @@ fn forward_and_backward_are_those_of_the_cpu() {
             for residual in [None, Some(&residual)] {
                 let parts = rows.div_ceil(rows_each);
                 let got = in_every_schedule(&what, |schedule| {
-                    let (mut x, mut weight, mut inv_rms) = (Buffer::of(&x), Buffer::of(&weight), Buffer::of(&inv_rms));
-                    let (mut dy, mut dweight) = (Buffer::of(&dy), Buffer::of(&dweight));
-                    let mut residual = residual.map(Buffer::of);
+                    let (mut x, mut weight, mut inv_rms) =
+                        (Buffer::copy_of(&x), Buffer::copy_of(&weight), Buffer::copy_of(&inv_rms));
+                    let (mut dy, mut dweight) = (Buffer::copy_of(&dy), Buffer::copy_of(&dweight));
+                    let mut residual = residual.map(Buffer::copy_of);
                     let mut partial = Buffer::new(&[parts, width], DType::F32);
                     let arguments = [
                         x.pointer(),
@@ -62,8 +63,12 @@ fn forward_and_backward_are_those_of_the_cpu() {
                     ];
                     let shared = (width + 64) * size_of::<f32>();
                     launch(&format!("rms_norm_backward_{names}"), [parts, 1, 1], 128, shared, &arguments, schedule);
-                    let arguments =
-                        [partial.pointer(), dweight.pointer(), Argument::of(parts as i32), Argument::of(width as i32)];
+                    let arguments = [
+                        partial.pointer(),
+                        dweight.pointer(),
+                        Argument::from_value(parts as i32),
+                        Argument::from_value(width as i32),
+                    ];
                     let shared = 64 * 16 * size_of::<f32>();
                     launch("add_partial_sums", [width.div_ceil(32), 1, 1], 64, shared, &arguments, schedule);
                     vec![dy, dweight]
@@ -86,8 +91,8 @@ fn lengths_of_rows_are_those_of_candle() {
     for (rows, width) in [(1, 1), (9, 33), (5, 516)] {
         let x = numbers(6, &[rows, width], DType::F32);
         let got = in_every_schedule(&format!("({rows}, {width})"), |schedule| {
-            let (mut x, mut lengths) = (Buffer::of(&x), Buffer::new(&[rows], DType::F32));
-            let sizes = [rows, width].map(|size| Argument::of(size as i32));
+            let (mut x, mut lengths) = (Buffer::copy_of(&x), Buffer::new(&[rows], DType::F32));
+            let sizes = [rows, width].map(|size| Argument::from_value(size as i32));
             let arguments = [x.pointer(), lengths.pointer(), sizes[0].clone(), sizes[1].clone()];
             launch("row_lengths", [rows.div_ceil(4), 1, 1], 128, 0, &arguments, schedule);
             vec![lengths]

@@ -15,7 +15,7 @@ struct Noise {
 }
 
 impl Noise {
-    fn of(rounding: Rounding, first_row: usize) -> Self {
+    fn new(rounding: Rounding, first_row: usize) -> Self {
         match rounding {
             Rounding::Nearest => Self { key: 0, is_stochastic: 0, first_row: first_row as u32 },
             Rounding::Stochastic { key } => Self { key, is_stochastic: 1, first_row: first_row as u32 },
@@ -32,7 +32,7 @@ struct Adafactor {
 }
 
 impl Adafactor {
-    fn of(h: &AdafactorHyper) -> Self {
+    fn new(h: &AdafactorHyper) -> Self {
         let beta1 = h.beta1.unwrap_or(0.0);
         let first = [h.learning_rate, h.beta2, h.eps1, h.eps2];
         let [a, b, c, d] = first;
@@ -54,7 +54,7 @@ const COLUMNS: usize = 1024;
 const KEYS: usize = 128 * 8;
 
 fn int(n: usize) -> Argument {
-    Argument::of(n as i32)
+    Argument::from_value(n as i32)
 }
 
 /// (N, K); a vector is one row.
@@ -136,7 +136,7 @@ fn squares_are_added_by_row_by_column_and_in_all() {
         .collect();
     let sums = |gradients: &[&Tensor]| {
         in_every_schedule("square sums", |schedule| {
-            let mut with_buffers: Vec<_> = gradients.iter().map(|tensor| (*tensor, Buffer::of(tensor))).collect();
+            let mut with_buffers: Vec<_> = gradients.iter().map(|tensor| (*tensor, Buffer::copy_of(tensor))).collect();
             square_sums(&mut with_buffers, schedule).into_iter().flatten().collect()
         })
     };
@@ -205,9 +205,9 @@ struct OnCard {
 }
 
 impl OnCard {
-    fn of(case: &Case) -> Self {
-        let moments = case.moments().into_iter().map(Buffer::of).collect();
-        Self { param: Buffer::of(&case.param), grad: Buffer::of(&case.grad), moments }
+    fn copy(case: &Case) -> Self {
+        let moments = case.moments().into_iter().map(Buffer::copy_of).collect();
+        Self { param: Buffer::copy_of(&case.param), grad: Buffer::copy_of(&case.grad), moments }
     }
 
     /// The parameter's entry, whose blocks begin at `blocks`. Advances `blocks` past them.
@@ -221,7 +221,7 @@ impl OnCard {
             values: self.param.address(),
             gradient: self.grad.address(),
             first_moment: case.first.as_ref().and(self.moments.last_mut()).map_or(0, Buffer::address),
-            noise: Noise::of(case.rounding, first_row),
+            noise: Noise::new(case.rounding, first_row),
             rows: rows as i32,
             rows_each: rows_each as i32,
             width: width as i32,
@@ -250,8 +250,8 @@ const SCALE: f64 = 0.7;
 
 /// Updates each parameter by the kernels, and returns parameters and moments.
 fn adafactor(cases: &[Case], hyper: impl Fn(&Case) -> AdafactorHyper, schedule: Schedule) -> Vec<Buffer> {
-    let mut on_card: Vec<OnCard> = cases.iter().map(OnCard::of).collect();
-    let mut gradients: Vec<_> = cases.iter().map(|case| (&case.grad, Buffer::of(&case.grad))).collect();
+    let mut on_card: Vec<OnCard> = cases.iter().map(OnCard::copy).collect();
+    let mut gradients: Vec<_> = cases.iter().map(|case| (&case.grad, Buffer::copy_of(&case.grad))).collect();
     let mut sums = square_sums(&mut gradients, schedule);
     let (mut of_factors, mut of_parts) = (0, 0);
     // As above.
@@ -271,14 +271,14 @@ fn adafactor(cases: &[Case], hyper: impl Fn(&Case) -> AdafactorHyper, schedule: 
             true => [on_card.moments[0].address(), on_card.moments[1].address()],
             false => [0, on_card.moments[0].address()],
         };
-        let hyper = Adafactor::of(&hyper(case));
+        let hyper = Adafactor::new(&hyper(case));
         let (sums, factors_at) = ([of_rows.address(), of_columns.address()], [row_factor, col_factor]);
         let parts = parts as i32;
         entries.push(Factored { parameter, hyper, moments, sums, factors: factors_at, partial, parts, first_factor });
         scratch.extend(factors);
     }
     let mut table = Buffer::of_entries(&entries);
-    let arguments = [table.pointer(), int(entries.len()), Argument::of(SCALE)];
+    let arguments = [table.pointer(), int(entries.len()), Argument::from_value(SCALE)];
     for (name, blocks, shared, arguments) in [
         ("adafactor_factors", of_factors, 32 * 8, &arguments[..]),
         ("adafactor_squares", of_parts, 32 * 8, &arguments[..2]),
@@ -377,7 +377,7 @@ fn adamw(cases: &[Case], h: &AdamwHyper, schedule: Schedule) -> Vec<Buffer> {
         h.eps,
         1.0 - h.learning_rate * h.weight_decay,
     ];
-    let mut on_card: Vec<OnCard> = cases.iter().map(OnCard::of).collect();
+    let mut on_card: Vec<OnCard> = cases.iter().map(OnCard::copy).collect();
     let mut blocks = 0;
     let entry = |(case, on_card): (&Case, &mut OnCard)| Decayed {
         parameter: on_card.parameter(case, h.first_row, &mut blocks),
@@ -386,7 +386,7 @@ fn adamw(cases: &[Case], h: &AdamwHyper, schedule: Schedule) -> Vec<Buffer> {
     };
     let entries: Vec<Decayed> = cases.iter().zip(&mut on_card).map(entry).collect();
     let mut table = Buffer::of_entries(&entries);
-    let arguments = [table.pointer(), int(entries.len()), Argument::of(SCALE)];
+    let arguments = [table.pointer(), int(entries.len()), Argument::from_value(SCALE)];
     launch("adamw", [blocks, 1, 1], THREADS as u32, KEYS, &arguments, schedule);
     on_card.into_iter().flat_map(|on_card| [on_card.param].into_iter().chain(on_card.moments)).collect()
 }
@@ -428,7 +428,7 @@ fn copies_in_bf16_of_many_weights_are_casts() {
         .map(|(seed, shape)| numbers(seed as u64, shape, DType::F32))
         .collect();
     let got = in_every_schedule("copies", |schedule| {
-        let mut from: Vec<Buffer> = weights.iter().map(Buffer::of).collect();
+        let mut from: Vec<Buffer> = weights.iter().map(Buffer::copy_of).collect();
         let mut to: Vec<Buffer> = weights.iter().map(|w| Buffer::new(w.dims(), DType::BF16)).collect();
         let mut blocks = 0;
         let entry = |((w, from), to): ((&Tensor, &mut Buffer), &mut Buffer)| {
@@ -455,8 +455,8 @@ fn gradients_are_added_in_f32() {
     for (dtype, count) in [DType::F32, DType::BF16].into_iter().flat_map(|dtype| COUNTS.map(|count| (dtype, count))) {
         let (sum, x) = (numbers(1, &[count], dtype), numbers(2, &[count], dtype));
         let got = in_every_schedule("sum", |schedule| {
-            let (mut sum, mut x) = (Buffer::of(&sum), Buffer::of(&x));
-            let arguments = [sum.pointer(), x.pointer(), Argument::of(count)];
+            let (mut sum, mut x) = (Buffer::copy_of(&sum), Buffer::copy_of(&x));
+            let arguments = [sum.pointer(), x.pointer(), Argument::from_value(count)];
             launch(&format!("add_{}", suffix(dtype)), [3, 1, 1], 64, 0, &arguments, schedule);
             vec![sum]
         });
@@ -470,8 +470,8 @@ fn a_scaled_tensor_has_the_bits_of_the_cpu() {
     for (dtype, count) in [DType::F32, DType::BF16].into_iter().flat_map(|dtype| COUNTS.map(|count| (dtype, count))) {
         let x = numbers(1, &[count], dtype);
         let got = in_every_schedule("scaled", |schedule| {
-            let (mut x, mut y) = (Buffer::of(&x), Buffer::new(&[count], dtype));
-            let arguments = [x.pointer(), y.pointer(), Argument::of(0.37f32), Argument::of(count)];
+            let (mut x, mut y) = (Buffer::copy_of(&x), Buffer::new(&[count], dtype));
+            let arguments = [x.pointer(), y.pointer(), Argument::from_value(0.37f32), Argument::from_value(count)];
             launch(&format!("scaled_{}", suffix(dtype)), [3, 1, 1], 64, 0, &arguments, schedule);
             vec![y]
         });

@@ -22,8 +22,8 @@ fn rows_are_gathered_and_put_back() {
             let what = format!("{width} {from:?} {to:?}");
             let got = in_every_schedule(&what, |schedule| {
                 let (mut ids, mut table, mut rows) =
-                    (Buffer::of(&ids), Buffer::of(&table), Buffer::new(&[4, width], to));
-                let arguments = [ids.pointer(), table.pointer(), rows.pointer(), Argument::of(width as i32)];
+                    (Buffer::copy_of(&ids), Buffer::copy_of(&table), Buffer::new(&[4, width], to));
+                let arguments = [ids.pointer(), table.pointer(), rows.pointer(), Argument::from_value(width as i32)];
                 launch(&format!("gather_{}_{}", suffix(from), suffix(to)), [4, 1, 1], 32, 0, &arguments, schedule);
                 vec![rows]
             });
@@ -34,8 +34,9 @@ fn rows_are_gathered_and_put_back() {
             }
             let rows = numbers(2, &[4, width], from);
             let got = in_every_schedule(&what, |schedule| {
-                let (mut ids, mut table, mut rows) = (Buffer::of(&ids), Buffer::of(&table), Buffer::of(&rows));
-                let arguments = [ids.pointer(), rows.pointer(), table.pointer(), Argument::of(width as i32)];
+                let (mut ids, mut table, mut rows) =
+                    (Buffer::copy_of(&ids), Buffer::copy_of(&table), Buffer::copy_of(&rows));
+                let arguments = [ids.pointer(), rows.pointer(), table.pointer(), Argument::from_value(width as i32)];
                 launch(&format!("scatter_{}", suffix(from)), [4, 1, 1], 32, 0, &arguments, schedule);
                 vec![table]
             });
@@ -57,10 +58,11 @@ fn assert_rows_are_added(values: &[u32]) {
             let (dy, dtable) = (numbers(1, &[count, width], dtype), numbers(2, &[rows, width], DType::F32));
             let what = format!("{count} of {rows}, {width} {dtype:?}");
             let got = in_every_schedule(&what, |schedule| {
-                let (mut ids, mut dy, mut dtable) = (Buffer::of(&ids), Buffer::of(&dy), Buffer::of(&dtable));
+                let (mut ids, mut dy, mut dtable) =
+                    (Buffer::copy_of(&ids), Buffer::copy_of(&dy), Buffer::copy_of(&dtable));
                 let mut order = Buffer::new(&[2, count], DType::U32);
                 let blocks = count.div_ceil(32);
-                let sizes = [count, width].map(|n| Argument::of(n as i32));
+                let sizes = [count, width].map(|n| Argument::from_value(n as i32));
                 let arguments = [ids.pointer(), order.pointer(), sizes[0].clone()];
                 launch("order_by_id", [blocks, 1, 1], 64, 2 * (128 + 32) * 4, &arguments, schedule);
                 let arguments = [&[order.pointer(), dy.pointer(), dtable.pointer()], &sizes[..]].concat();
@@ -98,9 +100,9 @@ fn the_relative_position_bias_and_its_gradient_are_those_of_the_cpu() {
     for dtype in DTYPES {
         let table = numbers(1, &[8, heads], dtype);
         let got = in_every_schedule("bias", |schedule| {
-            let (mut table, mut buckets) = (Buffer::of(&table), Buffer::of(&buckets));
+            let (mut table, mut buckets) = (Buffer::copy_of(&table), Buffer::copy_of(&buckets));
             let mut bias = Buffer::new(&[heads, offsets], DType::F32);
-            let sizes = [heads, offsets].map(|n| Argument::of(n as i32));
+            let sizes = [heads, offsets].map(|n| Argument::from_value(n as i32));
             let arguments = [&[table.pointer(), buckets.pointer(), bias.pointer()], &sizes[..]].concat();
             launch(&format!("relative_bias_{}", suffix(dtype)), [2, 1, 1], 64, 0, &arguments, schedule);
             vec![bias]
@@ -110,8 +112,9 @@ fn the_relative_position_bias_and_its_gradient_are_those_of_the_cpu() {
     }
     let (dbias, dtable) = (numbers(2, &[heads, offsets], DType::F32), numbers(3, &[8, heads], DType::F32));
     let got = in_every_schedule("dtable", |schedule| {
-        let (mut dbias, mut buckets, mut dtable) = (Buffer::of(&dbias), Buffer::of(&buckets), Buffer::of(&dtable));
-        let sizes = [8, heads, offsets].map(|n| Argument::of(n as i32));
+        let (mut dbias, mut buckets, mut dtable) =
+            (Buffer::copy_of(&dbias), Buffer::copy_of(&buckets), Buffer::copy_of(&dtable));
+        let sizes = [8, heads, offsets].map(|n| Argument::from_value(n as i32));
         let arguments = [&[dbias.pointer(), buckets.pointer(), dtable.pointer()], &sizes[..]].concat();
         launch("relative_bias_backward", [1, 1, 1], 32, 0, &arguments, schedule);
         vec![dtable]

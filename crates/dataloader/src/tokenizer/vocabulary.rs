@@ -59,7 +59,7 @@ impl Vocabulary {
     ///
     /// # Errors
     /// [`Error::Options`] for ByT5's tokenizer, which has the bytes alone; [`Error::Tokenizer`] for a file that cannot be read.
-    pub fn of(tokenizer: &Tokenizer) -> Result<Self, Error> {
+    pub fn read(tokenizer: &Tokenizer) -> Result<Self, Error> {
         let path = tokenizer.path.clone();
         let json: Value = match tokenizer.json() {
             TokenizerJson::File(path) => {

@@ -22,7 +22,7 @@ pub(super) fn weight(values: &Values, class: &str) -> Outcome<Option<f64>> {
 }
 
 /// The weight of each class in the loss of a classifier; none: all are alike.
-pub fn of(config: &Config, head: &Head) -> Vec<f64> {
+pub fn resolve(config: &Config, head: &Head) -> Vec<f64> {
     let labels = head.labels().filter(|labels| !labels.is_number());
     let Some(labels) = labels.filter(|_| !config.values.table("task.class_weights").is_empty()) else {
         return Vec::new();

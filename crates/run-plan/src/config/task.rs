@@ -77,7 +77,7 @@ impl Task {
     }
 
     /// The task of a model with this head.
-    pub fn of(head: &Head) -> Task {
+    pub fn from_head(head: &Head) -> Task {
         match head {
             Head::Sequence(labels) => match labels.problem {
                 Problem::OneLabel => Task::Classification,
@@ -107,6 +107,6 @@ impl Task {
     /// A head for this task with as few labels as one can have, where the rows are not known. A head of this task stays.
     #[must_use]
     pub fn head_like(self, head: &Head) -> Head {
-        if Task::of(head) == self { head.clone() } else { self.head(vec!["LABEL_0".into(), "LABEL_1".into()]) }
+        if Task::from_head(head) == self { head.clone() } else { self.head(vec!["LABEL_0".into(), "LABEL_1".into()]) }
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct Geometry {
 
 impl Geometry {
     /// The sizes of a kernel that is compiled here.
-    pub(super) const fn of<K: Kernel>() -> Self {
+    pub(super) const fn for_kernel<K: Kernel>() -> Self {
         Self {
             rows: K::ROWS,
             cols: K::COLS,

@@ -206,7 +206,7 @@ pub(crate) fn multiply_plus_product(
     accumulate: bool,
     threads: Threads,
 ) {
-    let kernel = || with_kernel!(isa(), false, is_wide(b.cols), K, Geometry::of::<K>());
+    let kernel = || with_kernel!(isa(), false, is_wide(b.cols), K, Geometry::for_kernel::<K>());
     let operands = few_columns::operands(&a, &b).filter(|_| added.is_none());
     if let Some(operands) = operands.filter(|_| few_columns::is_better(a.rows, b.cols, kernel())) {
         return few_columns::multiply(&c, operands, accumulate, threads);
@@ -275,7 +275,7 @@ fn multiply_rounding(
     let added = added.map(|(a, b)| (Factor { rounds, ..a }, Factor { rounds, ..b }));
     // From a packed panel of A, narrow blocks take no more instructions and are faster: dW by 4 to 6 %.
     let wide = a.col_stride == 1 && is_wide(b.cols);
-    let geometry = |wide| with_kernel!(isa, rounds, wide, K, Geometry::of::<K>());
+    let geometry = |wide| with_kernel!(isa, rounds, wide, K, Geometry::for_kernel::<K>());
     let is_better = is_better_turned(a.rows, b.cols, geometry(wide), geometry(is_wide(a.rows)));
     if is_better && can_be_turned(&c, (&a, &b), added.as_ref(), accumulate) {
         let added = added.map(|(a, b)| (b.t(), a.t()));

@@ -300,7 +300,7 @@ impl Buffer {
     /// A buffer for one product.
     pub(crate) fn new<T>(len: usize) -> Self {
         let spare = if len == 0 { Vec::new() } else { SPARE.with_borrow_mut(|spare| best::<T>(spare, len)) };
-        Self::of::<T>(spare, len, true)
+        Self::with_lines::<T>(spare, len, true)
     }
 
     /// Buffers for the two operands of a product. The larger buffer is taken first. So a thread keeps no more than the largest of the
@@ -315,10 +315,10 @@ impl Buffer {
 
     /// A buffer that lives longer than a product, or that is too large to keep.
     pub(super) fn apart<T>(len: usize) -> Self {
-        Self::of::<T>(Vec::new(), len, false)
+        Self::with_lines::<T>(Vec::new(), len, false)
     }
 
-    fn of<T>(mut lines: Vec<Line>, len: usize, stays: bool) -> Self {
+    fn with_lines<T>(mut lines: Vec<Line>, len: usize, stays: bool) -> Self {
         let count = lines_of::<T>(len);
         lines.clear();
         if lines.capacity() < count {

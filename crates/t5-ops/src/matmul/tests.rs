@@ -370,7 +370,7 @@ fn the_sizes_of_every_kernel_are_those_that_its_code_has() {
     for isa in crate::isa::ALL {
         let set = InstructionSet::of_name(isa.name()).expect("it has a name");
         for (rounds, wide) in [(false, false), (false, true), (true, false), (true, true)] {
-            let compiled = with_kernel!(isa, rounds, wide, K, Geometry::of::<K>());
+            let compiled = with_kernel!(isa, rounds, wide, K, Geometry::for_kernel::<K>());
             assert_eq!(Geometry::chosen(set, rounds, wide), compiled, "{isa:?}, {rounds}, {wide}");
         }
     }

@@ -61,7 +61,7 @@ pub fn lion(param: &Tensor, grad: &Tensor, moment: &Tensor, h: &LionHyper) -> Re
         bail!("lion: expected parameter, gradient and moment in separate storage")
     }
     let takes = moment.dtype() == DType::F32 && param.elem_count() > 0 && moment.device().is_cpu();
-    match Path::of(&[param, grad]).provided(takes) {
+    match Path::choose(&[param, grad]).provided(takes) {
         Path::Cpu => on_cpu(param, grad, moment, h),
         Path::Reference | Path::Device => reference::lion(param, grad, moment, h),
     }

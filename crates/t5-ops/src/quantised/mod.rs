@@ -16,7 +16,7 @@
 //! use t5_ops::{Precision, Quantised, linear};
 //! let w = Tensor::randn(0f32, 1.0, (6, 64), &Device::Cpu)?; // (out, in)
 //! let x = Tensor::ones((2, 64), DType::F32, &Device::Cpu)?;
-//! let w = Quantised::of(&w, Precision::Nf4)?;
+//! let w = Quantised::quantise(&w, Precision::Nf4)?;
 //! assert_eq!(linear(&x, &w)?.to_vec2::<f32>()?, linear(&x, &w.dequantised()?)?.to_vec2::<f32>()?);
 //! # Ok::<(), candle_core::Error>(())
 //! ```
@@ -163,7 +163,7 @@ impl Quantised {
     ///
     /// # Errors
     /// A value that is not finite.
-    pub fn of(w: &Tensor, precision: Precision) -> Result<Self> {
+    pub fn quantise(w: &Tensor, precision: Precision) -> Result<Self> {
         let mut quantiser = Quantiser::new(Quantisation::new(precision, w.dims2()?)?);
         let mut bytes = Vec::with_capacity(quantiser.quantisation().bytes());
         for row in 0..w.dim(0)? {

@@ -45,7 +45,7 @@ fn nf4_is_that_of_bitsandbytes() {
         let golden = |part: &str| &goldens[&format!("{case}.{part}")];
         let numbers = |part: &str| floats(golden(part)).into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
         let (weight, theirs) = (golden("weight"), golden("dequantised"));
-        let quantised = Quantised::of(weight, Precision::Nf4).unwrap();
+        let quantised = Quantised::quantise(weight, Precision::Nf4).unwrap();
         let ours = parts(&quantised);
         assert_eq!(ours["codes"], bytes(golden("codes")), "{case}");
         // bitsandbytes takes the mean in f32, and looks scales up in 65,536 steps.
@@ -71,7 +71,7 @@ fn int8_is_that_of_bitsandbytes() {
     for case in ["two_groups", "ragged", "holes"] {
         let golden = |part: &str| &goldens[&format!("{case}.{part}")];
         let weight = golden("weight").to_dtype(DType::F16).unwrap();
-        let ours = parts(&Quantised::of(&weight, Precision::Int8).unwrap());
+        let ours = parts(&Quantised::quantise(&weight, Precision::Int8).unwrap());
         let theirs = bytes(golden("int8"));
         let off = ours["codes"].iter().zip(&theirs).map(|(a, b)| (*a as i8).abs_diff(*b as i8));
         let (others, most) = off.fold((0, 0), |(n, most), off| (n + usize::from(off > 0), most.max(off)));
@@ -92,7 +92,7 @@ fn quantising_loses_at_most_half_a_step() {
     let w = Numbers::new(1).tensor(&[40, 130], DType::F32);
     let largest = w.abs().unwrap().max_keepdim(D::Minus1).unwrap();
     let error = |precision| {
-        let got = Quantised::of(&w, precision).unwrap().dequantised().unwrap();
+        let got = Quantised::quantise(&w, precision).unwrap().dequantised().unwrap();
         (got - &w).unwrap().abs().unwrap()
     };
     let of_int8 = floats(&error(Precision::Int8).broadcast_div(&largest).unwrap());
@@ -107,7 +107,7 @@ fn the_pieces_that_a_weight_comes_in_show_in_no_byte() {
     let w = Numbers::new(2).tensor(&[50, 70], DType::F32);
     let values = floats(&w);
     for precision in PRECISIONS {
-        let whole = bytes(Quantised::of(&w, precision).unwrap().bytes());
+        let whole = bytes(Quantised::quantise(&w, precision).unwrap().bytes());
         for piece in [1, 63, 64, 70, 1000, 3500] {
             let mut quantiser = Quantiser::new(Quantisation::new(precision, (50, 70)).unwrap());
             let mut got = Vec::new();
@@ -129,7 +129,7 @@ fn products_have_the_bits_of_those_with_the_dequantised_weight() {
         let mut numbers = Numbers::new(9);
         let w = numbers.tensor(&[n, k], DType::F32);
         let f16 = w.to_dtype(DType::F16).unwrap();
-        let quantised = PRECISIONS.map(|precision| Quantised::of(&w, precision).unwrap());
+        let quantised = PRECISIONS.map(|precision| Quantised::quantise(&w, precision).unwrap());
         let [int8, nf4] = &quantised;
         let wide = [f16.to_dtype(DType::F32), int8.dequantised(), nf4.dequantised()].map(Result::unwrap);
         for dtype in [DType::F32, DType::BF16] {
@@ -180,7 +180,7 @@ fn an_f16_table_gives_the_bits_of_the_same_values_in_f32() {
 fn rows_are_those_of_the_whole() {
     let w = Numbers::new(5).tensor(&[20, 33], DType::F32);
     for precision in PRECISIONS {
-        let w = Quantised::of(&w, precision).unwrap();
+        let w = Quantised::quantise(&w, precision).unwrap();
         let whole = w.dequantised().unwrap();
         for rows in [0..20, 3..4, 7..7, 12..20] {
             assert_eq!(bits(&w.rows(rows.clone()).unwrap()), bits(&whole.narrow(0, rows.start, rows.len()).unwrap()));
@@ -193,7 +193,7 @@ fn rows_are_those_of_the_whole() {
 fn what_cannot_be_quantised_is_an_error() {
     let w = Tensor::new(&[[1f32, f32::NAN], [0.0, f32::INFINITY]], &device()).unwrap();
     for precision in PRECISIONS {
-        let message = Quantised::of(&w, precision).unwrap_err().to_string();
+        let message = Quantised::quantise(&w, precision).unwrap_err().to_string();
         assert!(message.contains("element (0, 1): expected a finite number, got NaN"), "{message}");
         let form = Quantisation::new(precision, (2, 2)).unwrap();
         assert!(Quantiser::new(form).values(&[0.0; 5], &mut Vec::new()).is_err());
@@ -202,10 +202,10 @@ fn what_cannot_be_quantised_is_an_error() {
         assert!(Quantised::new(form, Tensor::zeros(form.bytes(), DType::F32, &device()).unwrap()).is_err());
         assert!(Quantisation::new(precision, (1 << 33, 1 << 33)).is_err());
         let tiny = Tensor::new(&[[1e-45f32, -1e-40]], &device()).unwrap();
-        let back = Quantised::of(&tiny, precision).unwrap().dequantised().unwrap();
+        let back = Quantised::quantise(&tiny, precision).unwrap().dequantised().unwrap();
         assert!(floats(&back).iter().all(|x| x.abs() < 1e-37));
     }
-    let w = Quantised::of(&Tensor::zeros((3, 4), DType::F32, &device()).unwrap(), Precision::Int8).unwrap();
+    let w = Quantised::quantise(&Tensor::zeros((3, 4), DType::F32, &device()).unwrap(), Precision::Int8).unwrap();
     let x = Tensor::zeros((2, 5), DType::F32, &device()).unwrap();
     let message = linear(&x, &w).unwrap_err().to_string();
     assert!(message.contains("expected shape [3, 5], got [3, 4]"), "{message}");

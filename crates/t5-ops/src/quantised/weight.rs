@@ -59,7 +59,7 @@ impl<'a> Weight<'a> {
             Weight::Dense(w) | Weight::ByRows(w) => w.dtype() == DType::F16 || Path::on_cpu(w.dtype()) == Path::Cpu,
             Weight::Quantised(_) => true,
         };
-        Path::of(&[operand]).provided(takes && self.tensor().device().is_cpu())
+        Path::choose(&[operand]).provided(takes && self.tensor().device().is_cpu())
     }
 
     /// Converts all of it to numbers of `dtype`, on its device.

@@ -76,7 +76,7 @@ struct Defaults {
 }
 
 impl Defaults {
-    fn of(family: Family) -> Defaults {
+    fn for_family(family: Family) -> Defaults {
         match family {
             Family::T5Gemma2 => Defaults {
                 vocab_size: 262_208,
@@ -256,7 +256,7 @@ pub(super) fn read(
     origin: String,
 ) -> Result<Config> {
     let read = Reader { raw: &raw, origin: &origin, inside: "" };
-    let defaults = Defaults::of(family);
+    let defaults = Defaults::for_family(family);
     let stack = |raw, inside| Stack { read: Reader { raw, origin: &origin, inside }, defaults: &defaults };
     let (of_encoder, path) = match family {
         Family::T5Gemma2 => {
@@ -321,7 +321,7 @@ pub(super) fn read(
     };
     let base_precision = read.base_precision()?;
     let dropout_rate = read.number("dropout_rate", 0.0)?;
-    let head = Head::of(family, &raw);
+    let head = Head::from_json(family, &raw);
     let (encoder, decoder) = of_stack;
     let config = Config {
         dropout_rate,

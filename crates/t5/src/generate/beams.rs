@@ -92,7 +92,7 @@ pub enum Scores<'a> {
 
 impl<'a> Scores<'a> {
     /// The tokens of a slot, with their scores.
-    fn of(self, slot: usize, slots: usize) -> impl Iterator<Item = (usize, f32)> + 'a {
+    fn slot(self, slot: usize, slots: usize) -> impl Iterator<Item = (usize, f32)> + 'a {
         let (Scores::All(scores) | Scores::Likeliest(_, scores)) = self;
         let width = self.width(slots);
         let token = move |place: usize| match self {
@@ -200,7 +200,7 @@ impl BeamSearch {
         let draw = Draw { source: ends.source, sequence: 0, position };
         let mut best: Vec<(f64, Candidate)> = Vec::with_capacity(wanted + 1);
         for (number, beam) in self.running.iter().enumerate() {
-            for (token, score) in scores.of(beam.slot, self.options.count) {
+            for (token, score) in scores.slot(beam.slot, self.options.count) {
                 let score = if score.is_nan() { f32::NEG_INFINITY } else { score + beam.score };
                 let key = match &self.options.sampling {
                     Some(_) if score == f32::NEG_INFINITY => f64::NEG_INFINITY,

@@ -106,10 +106,10 @@ impl<T: Ops> Decoding<'_, T> {
             let q = own.q.forward(&n, &Noise::NONE)?;
             let heads = in_parts(caches, |rows, cache| {
                 let cached = &cache.blocks[number];
-                let k = own.keys_at(rows.of(&k)?, cache.position)?;
+                let k = own.keys_at(rows.select(&k)?, cache.position)?;
                 let place = Position { number: cache.position % cached.most, on_card: positions[rows.cache].as_ref() };
-                T::append([&cached.own.k, &cached.own.v], [&k, &rows.of(&v)?], place)?;
-                let q = own.queries_at(rows.of(&q)?, cache.position)?;
+                T::append([&cached.own.k, &cached.own.v], [&k, &rows.select(&v)?], place)?;
+                let q = own.queries_at(rows.select(&q)?, cache.position)?;
                 let last = Position { number: cache.position.min(cached.most - 1), ..place };
                 let heads = own.attend_at(&q, &cached.own, cache.bias(number), last)?;
                 match own.is_merged() {
@@ -123,7 +123,7 @@ impl<T: Ops> Decoding<'_, T> {
                 let (n, _) = cross.norm.forward(&x)?;
                 let q = cross.q.forward(&n, &Noise::NONE)?;
                 let heads = in_parts(caches, |rows, cache| {
-                    Ok(attend_to_source(cross, &rows.of(&q)?, rows, cache, number)?.out)
+                    Ok(attend_to_source(cross, &rows.select(&q)?, rows, cache, number)?.out)
                 })?;
                 x = cross.add_to(&x, &heads)?;
             }
@@ -170,7 +170,7 @@ struct PartRows {
 }
 
 impl PartRows {
-    fn of<T: Ops>(&self, x: &T) -> Result<T> {
+    fn select<T: Ops>(&self, x: &T) -> Result<T> {
         if self.is_all { Ok(x.clone()) } else { x.part(self.from, self.count) }
     }
 }

@@ -72,7 +72,7 @@ pub struct Grown {
 impl ContinuousBatch {
     /// No sources yet.
     pub fn new(model: Rc<T5>, activations: DType) -> Self {
-        let next = Tokens::of(model.config());
+        let next = Tokens::from_config(model.config());
         ContinuousBatch { model, activations, members: Vec::new(), next }
     }
 
@@ -254,7 +254,7 @@ impl Member {
                 }
             }
             SearchState::Beams(search) => {
-                let mut scores = NextScores::of(&logits, [&*search].into_iter(), &self.options, config)?;
+                let mut scores = NextScores::compute(&logits, [&*search].into_iter(), &self.options, config)?;
                 let told = std::cell::RefCell::new(told);
                 let is_end = |ids: &[u32]| (told.borrow_mut())(Told { key, choice: 0, ids, score: None });
                 let copies = advance(search, scores.of_source(0, 1), &self.options, config, 0, &is_end);

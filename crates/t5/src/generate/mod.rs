@@ -105,7 +105,7 @@ impl T5 {
             Decoding { network: &self.network, options: *options, has_paged_weights: self.has_paged_weights() };
         let batch = MicroBatch::of_sources(ids, lengths);
         let Some(cache) = decoding.begin(batch, self.config(), watch.interrupted)? else { return Ok(None) };
-        let tokens = Tokens::of(self.config());
+        let tokens = Tokens::from_config(self.config());
         let mut answering = Answering { model: self, decoding, cache, tokens, options, watch };
         match options.search {
             Search::Beams(beams) => answering.search(beams, sources.len()),
@@ -184,7 +184,7 @@ impl Answering<'_> {
             }
             let Some(logits) = self.logits(&tokens)? else { return Ok(None) };
             let looked_at = active.iter().map(|&source| &searches[source]);
-            let mut scores = NextScores::of(&logits, looked_at, self.options, config)?;
+            let mut scores = NextScores::compute(&logits, looked_at, self.options, config)?;
             drop(logits);
             let mut copies = Vec::new();
             for (place, &source) in active.iter().enumerate() {
@@ -218,7 +218,7 @@ enum SearchScores<'a> {
 
 impl NextScores {
     /// The log-probabilities for the logits (R, V) of these searches. The likeliest tokens suffice where none is forbidden or drawn.
-    fn of<'a>(
+    fn compute<'a>(
         logits: &Tensor,
         searches: impl Iterator<Item = &'a BeamSearch>,
         options: &GenerateOptions,

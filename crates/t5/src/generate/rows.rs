@@ -35,7 +35,7 @@ impl Rows {
     }
 
     /// The rows of these sources, in the order of the cache.
-    fn of(&self, active: &[usize]) -> Vec<usize> {
+    fn indices(&self, active: &[usize]) -> Vec<usize> {
         let sequences = self.options.sequences;
         active.iter().flat_map(|source| source * sequences..(source + 1) * sequences).collect()
     }
@@ -51,7 +51,7 @@ impl Rows {
     }
 
     pub fn last_tokens(&self, active: &[usize]) -> Vec<u32> {
-        self.of(active).into_iter().map(|row| *self.rows[row].history.last().expect("the start token")).collect()
+        self.indices(active).into_iter().map(|row| *self.rows[row].history.last().expect("the start token")).collect()
     }
 
     /// Adds a token to each unfinished row. `scores` has their scores, if there are any. `told` returns whether an answer ends here for
@@ -64,7 +64,7 @@ impl Rows {
         config: &Config,
         told: &mut Told,
     ) {
-        for (place, (number, &token)) in self.of(active).into_iter().zip(tokens).enumerate() {
+        for (place, (number, &token)) in self.indices(active).into_iter().zip(tokens).enumerate() {
             let row = &mut self.rows[number];
             if row.is_done {
                 continue;
@@ -88,7 +88,7 @@ impl Rows {
         number_of: &dyn Fn(usize) -> u64,
         told: &mut Told,
     ) {
-        let rows = self.of(active);
+        let rows = self.indices(active);
         let width = scores.len() / rows.len().max(1);
         let mut tokens = Vec::with_capacity(rows.len());
         let mut of_tokens = Vec::with_capacity(rows.len());
@@ -125,7 +125,7 @@ impl Rows {
                 row.log_probability += log_probability(scores, token);
             }
             tokens.push(token);
-            of_tokens.push(of_model.map(|(scores, most)| TokenScore::of(&scores, token, most)));
+            of_tokens.push(of_model.map(|(scores, most)| TokenScore::new(&scores, token, most)));
         }
         self.take(active, &tokens, &of_tokens, config, told);
     }
@@ -149,7 +149,7 @@ fn likeliest(scores: &[f32]) -> u32 {
 impl TokenScore {
     /// The log-probability of a token by the scores of all tokens, and the `most` likeliest tokens.
     #[expect(clippy::cast_possible_truncation, reason = "ids are u32")]
-    fn of(scores: &[f32], token: u32, most: usize) -> Self {
+    fn new(scores: &[f32], token: u32, most: usize) -> Self {
         let all = log_total(scores);
         let mut likeliest: Vec<(u32, f64)> = Vec::with_capacity(most + 1);
         for (id, &score) in scores.iter().enumerate() {
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn a_token_s_score_is_its_log_softmax_beside_those_of_the_likeliest() {
         let scores = [1.0, 3.0, 2.0, 3.0, f32::NEG_INFINITY];
-        let score = TokenScore::of(&scores, 2, 3);
+        let score = TokenScore::new(&scores, 2, 3);
         let total = scores.iter().map(|&score| f64::from(score).exp()).sum::<f64>();
         let expected = |id: usize| (f64::from(scores[id]).exp() / total).ln();
         let is_near = |a: f64, b: f64| (a - b).abs() < 1e-12;
@@ -191,6 +191,6 @@ mod tests {
         let ids: Vec<u32> = score.likeliest.iter().map(|(id, _)| *id).collect();
         assert_eq!(ids, [1, 3, 2]);
         assert!(score.likeliest.iter().all(|&(id, score)| is_near(score, expected(id as usize))));
-        assert!(TokenScore::of(&scores, 0, 0).likeliest.is_empty());
+        assert!(TokenScore::new(&scores, 0, 0).likeliest.is_empty());
     }
 }

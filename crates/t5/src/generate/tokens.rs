@@ -21,7 +21,7 @@ pub(super) struct Tokens {
 
 impl Tokens {
     /// For this model's configuration.
-    pub fn of(config: &Config) -> Self {
+    pub fn from_config(config: &Config) -> Self {
         Self { replay: Replay::default(), is_recordable: config.has_kernels_on_card() }
     }
 

@@ -27,7 +27,7 @@ impl Carried {
     ///
     /// # Errors
     /// A dtype that is not supported.
-    pub fn of(files: Vec<Reader>, config: &Config) -> Result<Option<Carried>> {
+    pub fn read(files: Vec<Reader>, config: &Config) -> Result<Option<Carried>> {
         let of = |reader: Reader| {
             let names = reader.names().into_iter().filter(|name| is_carried(name, config));
             let tensors = names.map(|name| header(&reader, &name)).collect::<Result<Vec<_>>>()?;

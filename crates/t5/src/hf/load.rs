@@ -56,7 +56,7 @@ impl Format {
 
 /// Where the large weights of a loaded model lie.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place<'a> {
+pub(crate) enum WeightStorage<'a> {
     Memory,
     /// All in one new file.
     File(&'a crate::Files),
@@ -64,12 +64,12 @@ pub(crate) enum Place<'a> {
     Stored(&'a crate::Files),
 }
 
-impl Place<'_> {
+impl WeightStorage<'_> {
     /// Whether the weights of this part stay in memory although others lie in files.
     fn keeps(self, part: Part, config: &Config) -> bool {
         match self {
-            Place::Stored(files) => LayerMajor::keeps_weights(files.weight_blocks_in_memory, part, config),
-            Place::Memory | Place::File(_) => false,
+            WeightStorage::Stored(files) => LayerMajor::keeps_weights(files.weight_blocks_in_memory, part, config),
+            WeightStorage::Memory | WeightStorage::File(_) => false,
         }
     }
 }
@@ -83,7 +83,7 @@ pub(crate) fn load(
     ModelDirectory { path: directory, head, seed }: ModelDirectory,
     dtype: DType,
     device: &Device,
-    (place, keeps): (Place, Keeps),
+    (place, keeps): (WeightStorage, Keeps),
     is_frozen: bool,
 ) -> Result<Loaded> {
     let mut config = Config::from_file(&directory.join("config.json"))?;
@@ -97,14 +97,14 @@ pub(crate) fn load(
     config.stored = is_frozen.then(|| stored.dtypes(&config));
     config.tie_word_embeddings = stored.is_tied(&config, dtype)?;
     let file = match place {
-        Place::Memory => None,
-        Place::File(files) => Some(WeightFile::create(files, &config, dtype)?),
-        Place::Stored(files) => Some(stored.weight_file(files, &config, dtype)?),
+        WeightStorage::Memory => None,
+        WeightStorage::File(files) => Some(WeightFile::create(files, &config, dtype)?),
+        WeightStorage::Stored(files) => Some(stored.weight_file(files, &config, dtype)?),
     };
     let mut parameters = Vec::new();
     for spec in ParameterSpec::all(&config) {
         let (place, file) = match place.keeps(spec.part, &config) || !spec.may_be_offloaded(dtype) {
-            true => (Place::Memory, None),
+            true => (WeightStorage::Memory, None),
             false => (place, file.as_ref()),
         };
         if spec.quantisation.is_some() {
@@ -121,7 +121,7 @@ pub(crate) fn load(
         let reader = stored.reader(name).ok_or_else(|| stored.missing(directory, &spec))?;
         check_shape(reader, name, &spec)?;
         let in_place = match (place, reader.place_of(name, spec.dtype(dtype))) {
-            (Place::Stored(_), Some(offset)) => {
+            (WeightStorage::Stored(_), Some(offset)) => {
                 let shard = stored.holder[name];
                 file.map_or(Ok(None), |file| file.stored(shard, offset, &spec.shape, spec.dtype(dtype)))?
             }
@@ -146,7 +146,7 @@ pub(crate) fn load(
             tensor_storage::absent::release(&parameter.tensor)?;
         }
     }
-    let carried = Carried::of(stored.readers, &config)?.map(Rc::new);
+    let carried = Carried::read(stored.readers, &config)?.map(Rc::new);
     Ok(Loaded { config, parameters, file, carried })
 }
 
@@ -170,7 +170,7 @@ impl StoredWeights {
     ///
     /// # Errors
     /// As [`crate::T5::load`], for files and headers.
-    pub fn of(directory: &Path, config: &Config) -> Result<StoredWeights> {
+    pub fn read(directory: &Path, config: &Config) -> Result<StoredWeights> {
         let stored = Files::open(directory, config)?;
         let specs = specs_with_head(config);
         let stored_as = |spec: &ParameterSpec| {
@@ -181,7 +181,7 @@ impl StoredWeights {
         let of = |dtype| stored.copied(&specs, dtype).map(|spec| spec.bytes(dtype)).sum();
         // A resumed run reads its own adapter, which is f32.
         let of_adapter = config.lora.as_ref().map(|_| DType::F32);
-        let read_from = StoredIn::of(stored.readers.iter().flat_map(Reader::dtypes).chain(of_adapter));
+        let read_from = StoredIn::from_dtypes(stored.readers.iter().flat_map(Reader::dtypes).chain(of_adapter));
         let copying =
             |dtype| stored.copied(&specs, dtype).map(|spec| copying_bytes(spec, dtype, read_from)).max().unwrap_or(0);
         let tables = stored.holder.keys().filter(|name| stored.tables.has(name));
@@ -224,7 +224,7 @@ impl StoredDtypes {
     ///
     /// # Errors
     /// As [`crate::T5::load`], for files and headers.
-    pub fn of(directory: &Path, config: &Config) -> Result<StoredDtypes> {
+    pub fn read(directory: &Path, config: &Config) -> Result<StoredDtypes> {
         Ok(Files::open(directory, config)?.dtypes(config))
     }
 }
@@ -258,7 +258,7 @@ impl Files {
     /// The files of the model with this configuration.
     fn open(directory: &Path, config: &Config) -> Result<Files> {
         let (readers, holder) = Self::open_as_named(directory)?;
-        let tables = TableNames::of(config);
+        let tables = TableNames::from_config(config);
         let renamed = |readers: Vec<Reader>, holder: BTreeMap<String, usize>, bare: &dyn Fn(&str) -> String| {
             let readers = readers.into_iter().map(|reader| reader.renamed(bare)).collect::<Result<_>>()?;
             let holder = holder.into_iter().map(|(name, shard)| (bare(&name), shard)).collect();
@@ -348,7 +348,7 @@ impl Files {
     fn weight_file(&self, files: &crate::Files, config: &Config, dtype: DType) -> Result<WeightFile> {
         let specs = ParameterSpec::all(config);
         let stored = self.readers.iter().map(Reader::mapped).collect::<Result<_>>()?;
-        let copied = self.copied(&specs, dtype).filter(|spec| !Place::Stored(files).keeps(spec.part, config));
+        let copied = self.copied(&specs, dtype).filter(|spec| !WeightStorage::Stored(files).keeps(spec.part, config));
         WeightFile::beside(stored, files, copied.map(|spec| spec.bytes(dtype)))
     }
 
@@ -357,7 +357,7 @@ impl Files {
         &self,
         directory: &Path,
         spec: &ParameterSpec,
-        place: Place,
+        place: WeightStorage,
         file: Option<&WeightFile>,
     ) -> Result<Tensor> {
         let quantisation = spec.quantisation.expect("a quantised weight");
@@ -372,7 +372,7 @@ impl Files {
             true => reader.check_finite(&part_name(&spec.name, part)),
             false => Ok(()),
         })?;
-        if let (Place::Stored(_), Some(file), Ok(offset)) = (place, file, usize::try_from(start))
+        if let (WeightStorage::Stored(_), Some(file), Ok(offset)) = (place, file, usize::try_from(start))
             && let Some(tensor) = file.stored(shard, offset, &[quantisation.bytes()], DType::U8)?
         {
             return Ok(tensor);
@@ -525,7 +525,7 @@ impl Files {
 fn is_of_another_head(name: &str, config: &Config) -> bool {
     let head = &config.head;
     let is_of_decoder = name.trim_start_matches("model.").starts_with("decoder.") && !head.has_decoder();
-    is_of_decoder || !head.is_language() && (name == TableNames::of(config).head || is_of_classifier(name))
+    is_of_decoder || !head.is_language() && (name == TableNames::from_config(config).head || is_of_classifier(name))
 }
 
 /// Opens a file that an index names.

@@ -21,7 +21,7 @@ mod zip;
 
 pub use average::{AveragedModels, average_with};
 pub(crate) use carried::Carried;
-pub(crate) use load::{Keeps, Place, copying_bytes, load};
+pub(crate) use load::{Keeps, WeightStorage, copying_bytes, load};
 pub use load::{StoredWeights, weight_files};
 pub use merge::{MergedAdapter, merge_adapter_with};
 pub(crate) use model_directory::Loaded;

@@ -12,7 +12,7 @@ use super::Weights;
 use super::linear::{Linear, OutputGradient, try_map_narrow};
 use super::norm::Norm;
 use super::residual::Residual;
-use crate::context::{LayerContext, Noise, Place, adapter_site, site};
+use crate::context::{DropoutSite, LayerContext, Noise, adapter_site, site};
 use crate::description::{AttentionDescription, Keys, LinearDescription, Positions};
 use crate::error::Result;
 use crate::gradients::Gradients;
@@ -148,8 +148,8 @@ impl<T: Ops> Attention<T> {
             weights.linear(&linear.name, adapter_site(decoder, Some(block), first + number))
         };
         let (probabilities, residual) = match is_cross {
-            false => (Place::SelfProbabilities, Place::SelfResidual),
-            true => (Place::CrossProbabilities, Place::CrossResidual),
+            false => (DropoutSite::SelfProbabilities, DropoutSite::SelfResidual),
+            true => (DropoutSite::CrossProbabilities, DropoutSite::CrossResidual),
         };
         let site = |place| site(decoder, Some(block), place);
         let kind = description.kind;

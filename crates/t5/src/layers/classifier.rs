@@ -36,7 +36,7 @@ struct Affine<T> {
 }
 
 impl<T: Ops> Affine<T> {
-    fn of(weights: &Weights<T>, name: &str) -> Self {
+    fn new(weights: &Weights<T>, name: &str) -> Self {
         Affine { weight: weights.get(format!("{name}.weight")), bias: weights.get(format!("{name}.bias")) }
     }
 
@@ -61,7 +61,7 @@ impl<T: Ops> Classifier<T> {
     pub fn new(weights: &Weights<T>, config: &Config) -> Option<Self> {
         let problem = config.head.labels()?.problem;
         let (dense, out) = config.classifier_layers()?;
-        let of = |layer: &LinearDescription| Affine::of(weights, &layer.name);
+        let of = |layer: &LinearDescription| Affine::new(weights, &layer.name);
         let (dense, out) = (dense.as_ref().map(of), of(&out));
         Some(Classifier { dense, out, dropout: config.classifier_dropout(), problem })
     }

@@ -9,7 +9,7 @@ use super::Weights;
 use super::linear::{Linear, try_map_narrow};
 use super::norm::Norm;
 use super::residual::Residual;
-use crate::context::{LayerContext, Noise, Place, adapter_site, site};
+use crate::context::{DropoutSite, LayerContext, Noise, adapter_site, site};
 use crate::description::{FeedForwardDescription, LinearDescription};
 use crate::error::Result;
 use crate::gradients::Gradients;
@@ -73,14 +73,14 @@ impl<T: Ops> FeedForward<T> {
             weights.linear(&linear.name, adapter_site(decoder, Some(block), number))
         };
         let (kind, site) = (description.kind, |place| site(decoder, Some(block), place));
-        let residual = site(Place::FeedForwardResidual);
+        let residual = site(DropoutSite::FeedForwardResidual);
         Ok(FeedForward {
             norm: Norm::new(weights, &description.norm, kind),
             gate: linear(&description.gate, 8),
             up: description.up.as_ref().map(|up| linear(up, 9)),
             wo: linear(&description.down, 10),
             activation: weights.config.activation()?,
-            inner: site(Place::FeedForwardInner),
+            inner: site(DropoutSite::FeedForwardInner),
             residual: Residual::new(weights, description.norm_after.as_deref(), kind, residual),
         })
     }

@@ -64,7 +64,7 @@ impl<T: Clone> Weights<'_, T> {
     /// A linear layer of this name. Its weight may have another name.
     pub fn linear_with(&self, weight: Weight<T>, name: &str, site: u32) -> Linear<T> {
         let lora = self.config.lora.as_ref();
-        let adapter = lora.and_then(|lora| Some((lora, lora.of(name)?))).map(|(lora, linear)| Adapter {
+        let adapter = lora.and_then(|lora| Some((lora, lora.linear(name)?))).map(|(lora, linear)| Adapter {
             a: self.get(format!("{name}.lora_A.weight")),
             b: self.get(format!("{name}.lora_B.weight")),
             magnitude: lora.dora.then(|| self.get(format!("{name}.lora_magnitude_vector"))),

@@ -8,7 +8,7 @@ use t5_ops::RelativePosition;
 use super::Weights;
 use super::block::Block;
 use super::norm::Norm;
-use crate::context::{Noise, Place, site};
+use crate::context::{DropoutSite, Noise, site};
 use crate::description::Positions;
 use crate::error::Result;
 use crate::gradients::Gradients;
@@ -48,8 +48,8 @@ impl<T: Ops> Stack<T> {
             },
             final_norm: Norm::new(weights, &norm, stack.norm),
             embedding_scale: stack.embedding_scale,
-            embedding_site: site(decoder, None, Place::Embedding),
-            final_site: site(decoder, None, Place::FinalNorm),
+            embedding_site: site(decoder, None, DropoutSite::Embedding),
+            final_site: site(decoder, None, DropoutSite::FinalNorm),
         })
     }
 

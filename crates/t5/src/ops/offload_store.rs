@@ -31,10 +31,10 @@ pub struct TensorOffloadStore {
 
 /// A tensor's place, which also identifies the tensor.
 #[derive(Clone, Debug)]
-pub struct Extent(Rc<RefCell<Place>>);
+pub struct Extent(Rc<RefCell<OffloadedTensor>>);
 
 #[derive(Clone, Debug)]
-enum Place {
+enum OffloadedTensor {
     /// In files.
     File(files::Extent),
     /// On the CPU.
@@ -52,21 +52,21 @@ impl PartialEq for Extent {
 }
 
 impl Extent {
-    fn at(place: Place) -> Self {
+    fn at(place: OffloadedTensor) -> Self {
         Extent(Rc::new(RefCell::new(place)))
     }
 
     /// The place in files, if the tensor lies there.
     fn in_files(&self) -> Option<files::Extent> {
-        if let Place::File(extent) = &*self.0.borrow() { Some(extent.clone()) } else { None }
+        if let OffloadedTensor::File(extent) = &*self.0.borrow() { Some(extent.clone()) } else { None }
     }
 
     fn shape_and_dtype(&self) -> (Shape, DType) {
         match &*self.0.borrow() {
-            Place::File(extent) => (extent.shape().clone(), extent.dtype()),
-            Place::Memory(x) => (x.shape().clone(), x.dtype()),
-            Place::PinnedCopy(values) => (values.shape().clone(), values.dtype()),
-            Place::InFlight(shape, dtype) => (shape.clone(), *dtype),
+            OffloadedTensor::File(extent) => (extent.shape().clone(), extent.dtype()),
+            OffloadedTensor::Memory(x) => (x.shape().clone(), x.dtype()),
+            OffloadedTensor::PinnedCopy(values) => (values.shape().clone(), values.dtype()),
+            OffloadedTensor::InFlight(shape, dtype) => (shape.clone(), *dtype),
         }
     }
 }
@@ -85,10 +85,10 @@ impl TensorOffloadStore {
     }
 
     /// Puts a tensor of the CPU into its place.
-    fn place(&mut self, x: Tensor) -> Result<Place> {
+    fn place(&mut self, x: Tensor) -> Result<OffloadedTensor> {
         Ok(match &mut self.files {
-            Some(files) => Place::File(files.put(x)?),
-            None => Place::Memory(x),
+            Some(files) => OffloadedTensor::File(files.put(x)?),
+            None => OffloadedTensor::Memory(x),
         })
     }
 
@@ -96,15 +96,17 @@ impl TensorOffloadStore {
     fn host(&mut self, extent: &Extent, after: Option<&Extent>) -> Result<Tensor> {
         let place = extent.0.borrow().clone();
         match (place, &mut self.files) {
-            (Place::File(extent), Some(files)) => files.get(extent, after.and_then(Extent::in_files).as_ref()),
-            (Place::Memory(x), _) => Ok(x),
+            (OffloadedTensor::File(extent), Some(files)) => {
+                files.get(extent, after.and_then(Extent::in_files).as_ref())
+            }
+            (OffloadedTensor::Memory(x), _) => Ok(x),
             _ => unreachable!("a tensor is got from where it was put"),
         }
     }
 
     /// The values, if they lie in page-locked memory.
     fn waiting(&self, extent: &Extent) -> Option<Rc<PinnedCopy>> {
-        if let Place::PinnedCopy(values) = &*extent.0.borrow() { Some(Rc::clone(values)) } else { None }
+        if let OffloadedTensor::PinnedCopy(values) = &*extent.0.borrow() { Some(Rc::clone(values)) } else { None }
     }
 
     /// Begins to copy a tensor to page-locked memory. `None`: there is no such memory for it.
@@ -117,7 +119,7 @@ impl TensorOffloadStore {
             true => self.outgoing_pinned.push(outgoing_pinned),
             false => outgoing_pinned.complete()?,
         }
-        Ok(Some(Extent::at(Place::PinnedCopy(Rc::new(values)))))
+        Ok(Some(Extent::at(OffloadedTensor::PinnedCopy(Rc::new(values)))))
     }
 
     /// Carries out a copy that was begun.
@@ -154,7 +156,7 @@ impl OffloadStore<Tensor> for TensorOffloadStore {
         if !self.copies_overlap {
             return Ok(Extent::at(self.place(copy_waits::moved(&x, &Device::Cpu)?)?));
         }
-        let extent = Extent::at(Place::InFlight(x.shape().clone(), x.dtype()));
+        let extent = Extent::at(OffloadedTensor::InFlight(x.shape().clone(), x.dtype()));
         self.outgoing.push((extent.clone(), Download::begin(&x)?));
         Ok(extent)
     }

@@ -179,7 +179,7 @@ pub struct CopiedWeights {
 }
 
 impl CopiedWeights {
-    fn of(config: &Config, dtype: DType) -> Self {
+    fn new(config: &Config, dtype: DType) -> Self {
         let specs = ParameterSpec::all(config).into_iter().filter(|spec| spec.takes_copy(dtype, config));
         specs.fold(Self::default(), |mut all, spec| {
             all.tensors += 1;
@@ -223,7 +223,7 @@ struct Tallies {
 
 impl Tallies {
     /// The tally with these levers; the chunk of logits does not matter. Tallies of another cut are dropped.
-    fn of(&mut self, batch: Shape, levers: &Levers) -> Option<Tallied> {
+    fn find(&mut self, batch: Shape, levers: &Levers) -> Option<Tallied> {
         let cut = Some((batch, levers.micro_batch_samples));
         if self.cut != cut {
             *self = Tallies { cut, by_levers: HashMap::new() };
@@ -283,7 +283,7 @@ impl Counter {
     ) -> Result<Counter> {
         let trained = Trained::new(config, is_trained);
         let copied = match precisions.activations {
-            DType::BF16 => CopiedWeights::of(config, precisions.parameters),
+            DType::BF16 => CopiedWeights::new(config, precisions.parameters),
             _ => CopiedWeights::default(),
         };
         Ok(Counter {
@@ -427,11 +427,11 @@ impl Counter {
 
     fn tally(&self, batch: Shape, levers: &Levers) -> Tallied {
         let alike = Levers { loss_chunk_rows: 0, repeats: false, ..*levers };
-        if let Some(tallied) = self.tallies.borrow_mut().of(batch, &alike) {
+        if let Some(tallied) = self.tallies.borrow_mut().find(batch, &alike) {
             return tallied;
         }
         let outline = self.outline(levers.recompute_blocks, levers.layer_major.as_ref());
-        let tallied = Tally::of(self, outline, batch, levers);
+        let tallied = Tally::count(self, outline, batch, levers);
         self.tallies.borrow_mut().by_levers.insert(alike, tallied.clone());
         tallied
     }

@@ -34,7 +34,7 @@ impl Plain<'_> {
     fn linear(&self, x: &Tensor, name: &str) -> Tensor {
         let y = reference::linear(x, self.var(name)).unwrap();
         let module = name.strip_suffix(".weight").unwrap();
-        match self.config.lora.as_ref().and_then(|lora| Some((lora, lora.of(module)?))) {
+        match self.config.lora.as_ref().and_then(|lora| Some((lora, lora.linear(module)?))) {
             Some((lora, linear)) => self.adapted(x, y, module, lora, linear.scale),
             None => y,
         }
@@ -151,7 +151,7 @@ impl Plain<'_> {
         let head = if self.config.tie_word_embeddings { "shared.weight" } else { "lm_head.weight" };
         let z = (z * self.config.logit_scale()).unwrap();
         let mut logits = reference::linear(&z, self.var(head)).unwrap();
-        if let Some((lora, linear)) = self.config.lora.as_ref().and_then(|lora| Some((lora, lora.of("lm_head")?))) {
+        if let Some((lora, linear)) = self.config.lora.as_ref().and_then(|lora| Some((lora, lora.linear("lm_head")?))) {
             logits = self.adapted(&z, logits, "lm_head", lora, linear.scale);
         }
         let mut sum = Tensor::zeros((), DType::F64, &device()).unwrap();
@@ -221,7 +221,7 @@ fn check_model(model: &T5, dropout: f64) {
             Some("shared") if config.tie_word_embeddings => Some("lm_head"),
             module => module,
         };
-        module.is_some_and(|module| lora.is_some_and(|lora| lora.of(module).is_some()))
+        module.is_some_and(|module| lora.is_some_and(|lora| lora.linear(module).is_some()))
     };
     for (name, grad) in grads.into_iter().filter(|(name, _)| !is_below(name)) {
         let expected = by_autograd.get(vars[&name].as_tensor()).unwrap_or_else(|| panic!("no gradient of {name}"));

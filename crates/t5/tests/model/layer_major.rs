@@ -51,7 +51,7 @@ struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    fn of(model: &T5) -> Seen<'_> {
+    fn new(model: &T5) -> Seen<'_> {
         let none = vec![None; model.parameters().len()];
         Seen { model, loss: 0.0, measured: none.clone(), applied: none }
     }
@@ -92,7 +92,7 @@ fn by_layer(
     let mut grads = Gradients::new(model.parameters(), DType::F32, &|parameter| trained(parameter.part));
     let directory = tempfile::tempdir().unwrap();
     let files = Files::in_directory(directory.path());
-    let mut seen = Seen::of(model);
+    let mut seen = Seen::new(model);
     assert!(model.step(&batches, &cx, Some(layers), &files, &mut grads, &mut seen).unwrap());
     assert_eq!(grads.bytes(), 0);
     (seen.loss, [seen.measured, seen.applied])

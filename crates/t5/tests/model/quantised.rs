@@ -55,7 +55,7 @@ fn a_quantised_model_has_the_losses_answers_and_gradients_of_the_values_of_its_c
         let in_place = T5::load_in_place(codes.path(), DType::F32, &device(), &files).unwrap();
         let quantised = narrow.parameters().iter().filter(|p| p.quantisation.is_some()).count();
         assert_eq!((weights.quantised, weights.quantised + weights.kept), (quantised, narrow.parameters().len()));
-        assert_eq!(StoredWeights::of(codes.path(), narrow.config()).unwrap().copied(DType::F32), 0, "{name}");
+        assert_eq!(StoredWeights::read(codes.path(), narrow.config()).unwrap().copied(DType::F32), 0, "{name}");
 
         let batch = micro_batch(&golden.sources, &golden.targets, wide.config());
         let cx = EvalContext { activations: DType::F32, loss_chunk_rows: 5 };

@@ -45,8 +45,8 @@ impl Computed {
         let mut next = || words.next();
         let losses = (0..u64::from_le_bytes(next()?)).map(|_| Some(f64::from_le_bytes(next()?)));
         let losses = losses.collect::<Option<Vec<f64>>>()?;
-        let pairs = numbers(&mut next)?.into_iter().map(Pair::of).collect();
-        let ranked = numbers(&mut next)?.into_iter().map(RankedText::of).collect();
+        let pairs = numbers(&mut next)?.into_iter().map(Pair::from_numbers).collect();
+        let ranked = numbers(&mut next)?.into_iter().map(RankedText::from_numbers).collect();
         let vectors = (0..u64::from_le_bytes(next()?)).map(|_| Some(f64::from_le_bytes(next()?)));
         let vectors = vectors.collect::<Option<Vec<f64>>>()?;
         let mut answers = Vec::new();

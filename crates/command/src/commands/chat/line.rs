@@ -42,7 +42,7 @@ A line that begins with // is a prompt that begins with /. Ctrl-C stops an answe
 
 impl Line {
     /// Reads a line.
-    pub fn of(text: &str) -> Line {
+    pub fn parse(text: &str) -> Line {
         let text = text.trim();
         if text.is_empty() {
             return Line::Empty;
@@ -85,10 +85,10 @@ mod tests {
             ("/turns on", Line::Turns(true)),
             ("/exit", Line::Quit),
         ] {
-            assert_eq!(Line::of(text), expected, "{text}");
+            assert_eq!(Line::parse(text), expected, "{text}");
         }
         for wrong in ["/", "/sett", "/set temperature", "/turns maybe"] {
-            assert!(matches!(Line::of(wrong), Line::Wrong(_)), "{wrong}");
+            assert!(matches!(Line::parse(wrong), Line::Wrong(_)), "{wrong}");
         }
     }
 }

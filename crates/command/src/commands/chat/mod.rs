@@ -119,7 +119,7 @@ impl ChatSession<'_> {
         report::note("a line is a prompt; `/help` lists commands, Ctrl-D ends");
         if !std::io::stdin().is_terminal() {
             for text in Lines::new(std::io::stdin().lock(), "standard input".to_owned(), MAX_LINE_BYTES) {
-                if self.take(Line::of(&text?))? {
+                if self.take(Line::parse(&text?))? {
                     break;
                 }
             }
@@ -134,7 +134,7 @@ impl ChatSession<'_> {
             match editor.readline("> ") {
                 Ok(text) => {
                     let _ = editor.add_history_entry(&text);
-                    if self.take(Line::of(&text))? {
+                    if self.take(Line::parse(&text))? {
                         break;
                     }
                 }

@@ -30,7 +30,7 @@ use vector_file::VectorFile;
 /// Writes the vectors.
 pub fn embed(flags: &EmbedArgs) -> Outcome<()> {
     batches::check_length(flags.max_source_tokens)?;
-    let form = vector_file::Form::of(&flags.output)?;
+    let form = vector_file::Form::from_path(&flags.output)?;
     let stop = Stop::on_signals()?;
     stop.ends_with(stop::without_result);
     let mut stages = Stages::begin()?;
@@ -43,7 +43,7 @@ pub fn embed(flags: &EmbedArgs) -> Outcome<()> {
     let given = flags.pooling.map(|pooling| Modules { pooling: pooling.into(), ..Modules::default() });
     let modules = match given {
         Some(modules) => modules,
-        None => Modules::of(&directory, flags.adapter.as_deref().into_iter().chain([flags.model.as_path()]))?,
+        None => Modules::resolve(&directory, flags.adapter.as_deref().into_iter().chain([flags.model.as_path()]))?,
     };
     let modules = Modules { normalizes: modules.normalizes || flags.normalize, ..modules };
     let dense = modules.dense.as_ref().map(|dense| Dense::load(dense, config.vector_width())).transpose()?;
@@ -76,7 +76,7 @@ pub fn embed(flags: &EmbedArgs) -> Outcome<()> {
     if flags.weights.dry_run {
         return report::result(&planned.bill());
     }
-    let (model, room) = (planned.load()?, Room::of(&planned, flags.max_source_tokens)?);
+    let (model, room) = (planned.load()?, Room::left_by(&planned, flags.max_source_tokens)?);
     let begin = || VectorFile::begin(form, &flags.output, width);
     let mut file = stop.remove_at_end(begin, VectorFile::leftover)?;
     let vectors = Vectors { modules, dense, activations: trainer::Precision::from(flags.precision).activations() };
@@ -85,7 +85,7 @@ pub fn embed(flags: &EmbedArgs) -> Outcome<()> {
     let mut waiting: Vec<Vec<u32>> = Vec::with_capacity(window);
     let mut add = |waiting: &[Vec<u32>]| {
         let sources: Vec<&[u32]> = waiting.iter().map(Vec::as_slice).collect();
-        file.add(&room.compute(&sources, width, &mut |batch| vectors.of(&model, batch))?)
+        file.add(&room.compute(&sources, width, &mut |batch| vectors.compute(&model, batch))?)
     };
     for text in prompts::prompts(inputs, limits)? {
         waiting.push(sources.source(&text?)?);

@@ -25,7 +25,7 @@ pub enum Form {
 }
 
 impl Form {
-    pub fn of(path: &Path) -> Outcome<Form> {
+    pub fn from_path(path: &Path) -> Outcome<Form> {
         match path.extension().and_then(OsStr::to_str) {
             Some("npy") => Ok(Form::Npy),
             Some("parquet") => Ok(Form::Parquet),

@@ -71,7 +71,7 @@ pub fn proof(flags: &ProofArgs) -> Outcome<()> {
         proof.beside = Some(beside);
     }
     let path = flags.output.join("proof.md");
-    durable_files::write_atomic(&path, page::of(&proof).as_bytes())?;
+    durable_files::write_atomic(&path, page::write(&proof).as_bytes())?;
     let failed = proof.checks.iter().filter(|check| !check.holds).count() as u64;
     let all = plural(proof.checks.len() as u64, "promise");
     if failed == 0 {

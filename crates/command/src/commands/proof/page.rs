@@ -7,7 +7,7 @@ use run_report::visible;
 use super::{Proof, number};
 
 /// The page.
-pub fn of(proof: &Proof) -> String {
+pub fn write(proof: &Proof) -> String {
     let failed = proof.checks.iter().filter(|check| !check.holds).count();
     let mut page = String::from("# A proof of train_low_mem\n\n");
     let verdict = if failed == 0 { "All promises hold".to_owned() } else { format!("**{failed} did not hold**") };

@@ -137,13 +137,13 @@ fn ranking(base: &t5::Config, tokenizer: &Tokenizer, trained: &[&Path]) -> Resul
     let of_run = OfRun::find(trained.iter().copied());
     let template = Template::parse(of_run.template.as_deref().unwrap_or(ranker::USUAL_TEMPLATE))?;
     let ranker =
-        Ranker::of(base, tokenizer, &of_run.answers(), "ranking.answers").map_err(|failure| failure.message)?;
+        Ranker::open(base, tokenizer, &of_run.answers(), "ranking.answers").map_err(|failure| failure.message)?;
     Ok((ranker, template))
 }
 
 /// How an encoder makes vectors.
 fn vectors(directory: &Path, trained: &[&Path], (base, activations): (&t5::Config, DType)) -> Outcome<Vectors> {
-    let modules = Modules::of(directory, trained.iter().copied())?;
+    let modules = Modules::resolve(directory, trained.iter().copied())?;
     let dense = modules.dense.as_ref().map(|dense| Dense::load(dense, base.vector_width())).transpose()?;
     Ok(Vectors { modules, dense, activations })
 }

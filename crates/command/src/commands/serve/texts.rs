@@ -69,7 +69,7 @@ pub fn events(
         return Ok(ranker.scores(model, &sources, context)?.into_iter().map(event).collect());
     }
     let Some(vectors) = vectors else { return Err(Failure::internal("a model without vectors")) };
-    let made = vectors.of(model, &sources)?;
+    let made = vectors.compute(model, &sources)?;
     let cut = |(values, text): (&[f32], &Text)| {
         let mut values = values.to_vec();
         if let Wanted::Vector(Some(most)) = text.job.options.wanted {

@@ -27,7 +27,7 @@ impl DiskNeeds {
     ///
     /// # Errors
     /// The planner refuses the options.
-    pub fn of(&self, now: &MemorySnapshot, plan: &Plan) -> Outcome<DiskNeed> {
+    pub fn for_plan(&self, now: &MemorySnapshot, plan: &Plan) -> Outcome<DiskNeed> {
         let Self { config, model, options, priced, shards, steps } = self;
         let wanted = Wanted::Undominated(None);
         let (prices, lengths) = (priced.prices, &[][..]);

@@ -109,7 +109,7 @@ impl Session {
 
     /// The value by which evaluations are compared.
     pub fn measure(&self) -> Measure {
-        Measure::of(&self.config.checkpoint.best_metric)
+        Measure::from_name(&self.config.checkpoint.best_metric)
     }
 
     /// Whether all steps are made.

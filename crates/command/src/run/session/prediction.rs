@@ -29,7 +29,7 @@ struct Exceeded {
 }
 
 impl Prediction {
-    pub fn of(plan: &Plan) -> Self {
+    pub fn new(plan: &Plan) -> Self {
         let mut prediction = Self { predicted: Bytes::ZERO, predicted_on_device: Bytes::ZERO, said: Vec::new() };
         prediction.follow(plan);
         prediction

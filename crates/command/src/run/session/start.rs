@@ -73,14 +73,14 @@ struct Steps {
 }
 
 impl Steps {
-    fn of(config: &Config, opened: &Opened, found: Option<&Found>, share: BatchShare) -> Outcome<Self> {
+    fn count(config: &Config, opened: &Opened, found: Option<&Found>, share: BatchShare) -> Outcome<Self> {
         let saved = found.map(saved_state).transpose()?;
         let done = found.map_or(0, |found| found.state.step);
         let position = saved.as_ref().map_or_else(Position::default, |saved| saved.position);
         if let (None, Some(directory)) = (found, &opened.init_from) {
             run_plan::model::check_trainable(&opened.model, Some(directory))?;
             // Errors in the files are reported before planning.
-            t5::StoredWeights::of(directory, &opened.model)?;
+            t5::StoredWeights::read(directory, &opened.model)?;
         }
         let (loader, total) = setup::steps(config, opened, position, done, share)?;
         let options = options::trainer_options(config, &opened.model, total);
@@ -124,8 +124,8 @@ impl Session {
         let (shares_cards, shared_card) = together.shared_cards(&config, &opened.device)?;
         let share = processes::batch_share(parallel.as_ref());
         // Before the process is measured, so that the measurement includes the memory of the views.
-        let views = Views::of(run.root());
-        let steps = Steps::of(&config, &opened, found.as_ref(), share)?;
+        let views = Views::new(run.root());
+        let steps = Steps::count(&config, &opened, found.as_ref(), share)?;
         stop.starts_at(steps.done);
         if group.is_none() {
             // Several processes stop together, before a step.
@@ -140,7 +140,7 @@ impl Session {
             (together, parallel.as_mut(), shares_cards),
             machine.as_ref(),
         )?;
-        let first = FirstPlan::of(
+        let first = FirstPlan::make(
             &measured,
             &opened,
             &steps,
@@ -198,7 +198,7 @@ impl Session {
             probe,
             machine,
             is_hopeless: false,
-            prediction: Prediction::of(&plan),
+            prediction: Prediction::new(&plan),
             costs,
             scope,
             log,
@@ -279,7 +279,7 @@ fn measure(
 
 impl FirstPlan {
     /// Plans the run, waits for its memory if a ledger is given, and prints the bill. Refuses what fits neither memory nor disk.
-    fn of(
+    fn make(
         measured: &Measured,
         opened: &Opened,
         steps: &Steps,
@@ -290,7 +290,7 @@ impl FirstPlan {
     ) -> Outcome<Self> {
         let Measured { config, priced, now, .. } = measured;
         let Steps { saved, options, loader, total, .. } = steps;
-        let data = run_data::of(config, opened, loader);
+        let data = run_data::describe(config, opened, loader);
         // Lengths of rows of the whole run: a resumed run reads the same rows, and so has the same choices.
         let rows = run_data::sampled_rows(config, opened, Some(*total));
         let past = opened.stages.rows(now);
@@ -319,7 +319,7 @@ impl FirstPlan {
                     shards: share.shards,
                     steps: Some(steps.left()),
                 };
-                let disk_of = |now: &MemorySnapshot, plan: &Plan| disk.of(now, plan);
+                let disk_of = |now: &MemorySnapshot, plan: &Plan| disk.for_plan(now, plan);
                 let needs = Needs { machine: machine.as_ref(), costs: &costs, budgets, card, disk: &disk_of };
                 let (left, reserved) = ledger.admit(run.root(), &needs, stop, &say)?;
                 let machine = reserved.remaining_memory_probe(machine);
@@ -328,7 +328,7 @@ impl FirstPlan {
             None => (now.clone(), machine, None),
         };
         let kernels = Kernels::of_this_process(&opened.device);
-        let scope = bits::Scope::of(config, options, &opened.device);
+        let scope = bits::Scope::new(config, options, &opened.device);
         let Resumed { plan, warning } = match saved {
             Some(saved) => {
                 let checkpoint = found.map(|found| found.path.display().to_string()).unwrap_or_default();
@@ -342,7 +342,7 @@ impl FirstPlan {
             },
         };
         if let Some((reserved, disk)) = &reserved {
-            reserved.set(&plan, &disk.of(&now, &plan)?)?;
+            reserved.set(&plan, &disk.for_plan(&now, &plan)?)?;
         }
         let plan = together.agree_on_plan(plan, (&now, &costs, budgets), false)?;
         if config.run.deterministic {

@@ -66,7 +66,7 @@ fn update(kernel: &str, to: &Tensor, ids: &Tensor, from: &Tensor, dim: usize) ->
     given.extend([Given::View(&from), Given::Result(0)]);
     given.extend([left, from.view.dims()[dim], to.dims()[dim], right].map(size));
     let name = format!("{kernel}_{}_{}", ids.view.dtype().as_str(), to.dtype().as_str());
-    run(&name, threads_for(left * right), &given, || Buffer::of(to))
+    run(&name, threads_for(left * right), &given, || Buffer::copy_of(to))
 }
 
 #[test]

@@ -15,7 +15,7 @@ fn texts(case: &str) -> Vec<String> {
 
 /// Trims a tokenizer to these texts.
 fn trimmed_to(tokenizer: &Tokenizer, texts: &[String]) -> ChangedTokenizer {
-    let vocabulary = Vocabulary::of(tokenizer).unwrap();
+    let vocabulary = Vocabulary::read(tokenizer).unwrap();
     let mut keep = vocabulary.lasting();
     for id in texts.iter().flat_map(|text| tokenizer.encode(text).unwrap()) {
         keep.extend(vocabulary.parts(id));
@@ -82,7 +82,7 @@ fn a_new_token_leaves_the_blanks_around_it_alone_and_keeps_its_text() {
     for case in ["sentence_piece/T5", "sentence_piece/none", "tokenizers/t5-slow"] {
         let before = golden(case);
         assert_ne!(before.decode(&before.encode(text).unwrap()).unwrap(), text, "{case}: it loses something");
-        let vocabulary = Vocabulary::of(&before).unwrap();
+        let vocabulary = Vocabulary::read(&before).unwrap();
         let new: Vec<String> = tokens.iter().filter(|token| !vocabulary.holds(token)).cloned().collect();
         let changed = vocabulary.grown(&before, &new).unwrap();
         assert_eq!(changed.entries.len(), before.vocab_size() + new.len(), "{case}");
@@ -98,7 +98,7 @@ fn a_new_token_leaves_the_blanks_around_it_alone_and_keeps_its_text() {
             assert_eq!(after.encode(text).unwrap(), before.encode(text).unwrap(), "{case}: {text:?}");
         }
         // It can grow once more, and not by what is there.
-        let again = Vocabulary::of(&after).unwrap();
+        let again = Vocabulary::read(&after).unwrap();
         for known in ["\n", "{"] {
             let error = again.grown(&after, &[known.to_owned()]).unwrap_err().to_string();
             assert!(error.contains("it is there already"), "{case}: {error}");
@@ -111,7 +111,7 @@ fn a_new_token_leaves_the_blanks_around_it_alone_and_keeps_its_text() {
 #[test]
 fn a_byte_pair_tokenizer_gets_an_added_token() {
     let before = golden("tokenizers/codet5");
-    let changed = Vocabulary::of(&before).unwrap().grown(&before, &["<lang_de>".to_owned()]).unwrap();
+    let changed = Vocabulary::read(&before).unwrap().grown(&before, &["<lang_de>".to_owned()]).unwrap();
     let (_directory, after) = loaded(&changed, None);
     let id = before.vocab_size() as u32;
     assert_eq!(after.token_id("<lang_de>"), Some(id));
@@ -121,14 +121,14 @@ fn a_byte_pair_tokenizer_gets_an_added_token() {
 
 #[test]
 fn bytes_have_no_entries_to_change() {
-    let error = Vocabulary::of(&golden("tokenizers/byt5-hub")).err().unwrap().to_string();
+    let error = Vocabulary::read(&golden("tokenizers/byt5-hub")).err().unwrap().to_string();
     assert!(error.contains("ByT5"), "{error}");
 }
 
 #[test]
 fn a_piece_of_byte_pairs_stays_with_what_it_is_made_of() {
     let before = crate::testing::sample_tokenizer();
-    let vocabulary = Vocabulary::of(before).unwrap();
+    let vocabulary = Vocabulary::read(before).unwrap();
     let piece = before.encode("nineteen").unwrap();
     let longest = *piece.iter().max_by_key(|id| before.token_name(**id).unwrap().len()).unwrap();
     let parts = vocabulary.parts(longest);

@@ -28,7 +28,7 @@ pub(super) fn feed_forward_activation(
     let rows = rows(&gate)?;
     let samples = samples(d, gate.device())?;
     let kernel = Kernel::new(gate.device(), Module::Dropout, format!("activation_{}", suffix(gate.dtype())))?;
-    let kernel = kernel.value(number(a)).value(Mask::of(d)).tensor_or_null(samples.as_ref())?;
+    let kernel = kernel.value(number(a)).value(Mask::new(d)).tensor_or_null(samples.as_ref())?;
     let kernel = kernel.tensor(&gate)?.tensor_or_null(up.as_ref())?.tensor(&h)?;
     // SAFETY: tensors of one shape, and a sample for each sequence.
     unsafe { launch_on_rows(kernel, rows)? };
@@ -54,7 +54,7 @@ pub(super) fn feed_forward_activation_backward(
     let rows = rows(&gate)?;
     let samples = samples(d, gate.device())?;
     let kernel = Kernel::new(gate.device(), Module::Dropout, format!("activation_backward_{}", suffix(gate.dtype())))?;
-    let kernel = kernel.value(number(a)).value(Mask::of(d)).tensor_or_null(samples.as_ref())?;
+    let kernel = kernel.value(number(a)).value(Mask::new(d)).tensor_or_null(samples.as_ref())?;
     let kernel = kernel.tensor(&gate)?.tensor_or_null(up.as_ref())?.tensor(&dh)?;
     // SAFETY: tensors of one shape, and a sample for each sequence.
     unsafe { launch_on_rows(kernel, rows)? };

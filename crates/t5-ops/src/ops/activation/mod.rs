@@ -39,7 +39,7 @@ pub fn feed_forward_activation(
 ) -> Result<Tensor> {
     let _span = tracing::debug_span!("feed_forward_activation").entered();
     let d = check("feed_forward_activation", gate, up, d)?;
-    match Path::of(&[gate]).provided(same_dtype(gate, up)) {
+    match Path::choose(&[gate]).provided(same_dtype(gate, up)) {
         Path::Cpu => cpu::feed_forward_activation(gate, up, a, d),
         #[cfg(feature = "cuda")]
         Path::Device if cuda_device::launch::takes_alike([gate].into_iter().chain(up)) => {
@@ -72,7 +72,7 @@ pub fn feed_forward_activation_backward(
     let d = check("feed_forward_activation_backward", &gate, up.as_ref(), d)?;
     check_shape("feed_forward_activation_backward", "dh", &dh, gate.dims())?;
     let same = same_dtype(&gate, up.as_ref()) && same_dtype(&gate, Some(&dh));
-    match Path::of(&[&gate]).provided(same) {
+    match Path::choose(&[&gate]).provided(same) {
         Path::Cpu => cpu::feed_forward_activation_backward(gate, up, a, d, dh),
         #[cfg(feature = "cuda")]
         Path::Device if cuda_device::launch::takes_alike([&gate, &dh].into_iter().chain(&up)) => {

@@ -29,7 +29,7 @@ pub(super) fn adafactor(
     with_element!(grad.dtype(), G, by_gradient::<G>(param, &grad, sums, second, first, h))
 }
 
-/// See [`SquareSums::of`]; for a matrix.
+/// See [`SquareSums::compute`]; for a matrix.
 pub(super) fn square_sums_of(grad: &Tensor) -> Result<SquareSums> {
     let (rows, width) = grad.dims2()?;
     let grad = grad.contiguous()?;

@@ -134,7 +134,7 @@ struct Hyper {
 }
 
 impl Hyper {
-    fn of(h: &AdafactorHyper) -> Self {
+    fn new(h: &AdafactorHyper) -> Self {
         Self {
             learning_rate: h.learning_rate,
             beta2: h.beta2,
@@ -182,7 +182,7 @@ pub(super) fn ready(updates: &[AdafactorUpdate]) -> Result<Ready> {
         scratch.begin_again();
         let (mut of_factors, mut of_parts) = (0, 0);
         for (update, gradient) in updates[group.clone()].iter().zip(&gradients[group.clone()]) {
-            entries.push(Factored::of(update, gradient, &mut scratch, [&mut of_factors, &mut of_parts])?);
+            entries.push(Factored::new(update, gradient, &mut scratch, [&mut of_factors, &mut of_parts])?);
         }
         let launches = [
             ("adafactor_factors", of_factors, OF_SUM, true),
@@ -211,7 +211,7 @@ pub(super) fn ready(updates: &[AdafactorUpdate]) -> Result<Ready> {
 
 impl Factored {
     /// An entry whose blocks of the factors and of the parts begin at `first`. Advances `first` past them.
-    fn of(update: &AdafactorUpdate, gradient: &Tensor, scratch: &mut Scratch, first: [&mut usize; 2]) -> Result<Self> {
+    fn new(update: &AdafactorUpdate, gradient: &Tensor, scratch: &mut Scratch, first: [&mut usize; 2]) -> Result<Self> {
         let [of_factors, of_parts] = first;
         let (rows, width) = rows_and_width(update.param);
         let parts = rows.div_ceil(rows_of_block(rows, width));
@@ -229,7 +229,7 @@ impl Factored {
         let pair = [update.param, gradient];
         Ok(Self {
             parameter: Parameter::next(pair, update.first, (rows, width), noise, of_parts)?,
-            hyper: Hyper::of(&update.hyper),
+            hyper: Hyper::new(&update.hyper),
             row,
             col,
             row_sums,

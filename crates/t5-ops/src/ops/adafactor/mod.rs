@@ -104,9 +104,9 @@ pub struct SquareSums {
 
 impl SquareSums {
     /// Computes the sums of `grad`, which is not scaled.
-    pub fn of(grad: &Tensor) -> Result<Self> {
+    pub fn compute(grad: &Tensor) -> Result<Self> {
         let _span = tracing::debug_span!("square_sums").entered();
-        match Path::of(&[grad]).provided(grad.rank() == 2 && grad.elem_count() > 0) {
+        match Path::choose(&[grad]).provided(grad.rank() == 2 && grad.elem_count() > 0) {
             Path::Cpu => cpu::square_sums_of(grad),
             #[cfg(feature = "cuda")]
             Path::Device if grad.elem_count() > 0 && cuda_device::launch::takes([grad]) => {
@@ -131,7 +131,7 @@ impl SquareSums {
             let on_device = cuda::square_sums_of(gradients)?.into_iter();
             return Ok(on_device.map(|sums| Self { on_device: Some(sums), ..Self::new(0.0, None) }).collect());
         }
-        gradients.iter().map(|gradient| Self::of(gradient)).collect()
+        gradients.iter().map(|gradient| Self::compute(gradient)).collect()
     }
 
     fn new(total: f64, factored: Option<(Vec<f32>, Vec<f32>)>) -> Self {
@@ -197,7 +197,7 @@ pub fn adafactor(
     first: Option<&Tensor>,
     h: &AdafactorHyper,
 ) -> Result<()> {
-    adafactor_with_sums(param, grad, &SquareSums::of(grad)?, second, first, h)
+    adafactor_with_sums(param, grad, &SquareSums::compute(grad)?, second, first, h)
 }
 
 /// Computes [`adafactor`] from a gradient whose sums of squares are known.
@@ -298,7 +298,7 @@ impl AdafactorUpdate<'_> {
             return on_card(&[*self]);
         }
         let takes = self.fits_kernels() && self.moments().iter().all(|t| t.device().is_cpu());
-        match Path::of(&[param, grad]).provided(takes) {
+        match Path::choose(&[param, grad]).provided(takes) {
             Path::Cpu => cpu::adafactor(param, grad, sums, second, first, &hyper),
             Path::Reference | Path::Device => reference::adafactor(param, grad, second, first, &hyper),
         }

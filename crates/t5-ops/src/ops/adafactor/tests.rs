@@ -100,7 +100,7 @@ fn sums_of_squares_are_those_of_the_elements() {
     for dtype in [DType::F32, DType::BF16] {
         for shape in [&[65][..], &[7, 65], &[300, 96], &[2, 3, 5]] {
             let grad = Numbers::new(5).tensor(shape, dtype);
-            let sums = SquareSums::of(&grad).unwrap();
+            let sums = SquareSums::compute(&grad).unwrap();
             let squares = grad.to_dtype(DType::F64).unwrap().sqr().unwrap();
             let total: f64 = squares.sum_all().unwrap().to_scalar().unwrap();
             let got = sums.total().unwrap();

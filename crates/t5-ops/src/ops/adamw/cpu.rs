@@ -22,7 +22,7 @@ pub(super) fn adamw(param: &Tensor, grad: &Tensor, first: &Tensor, second: &Tens
     }
     // Noise is keyed by row and column, as everywhere; a vector is one row.
     let width = param.dims().last().copied().unwrap_or(1).max(1);
-    let step = Step::of(h);
+    let step = Step::new(h);
     with_element!(grad.dtype(), G, {
         let view = View::new(&grad)?;
         let g = view.slice::<G>()?;
@@ -48,9 +48,9 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    pub(crate) fn of(h: &AdamwHyper) -> Self {
+    pub(crate) fn new(h: &AdamwHyper) -> Self {
         let scale = h.gradient_scale as f32;
-        Self { scale, factors: Factors::of(h), rounding: h.rounding, first_row: h.first_row }
+        Self { scale, factors: Factors::new(h), rounding: h.rounding, first_row: h.first_row }
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) fn ready(updates: &[AdamwUpdate]) -> Result<Ready> {
         let size = (param.elem_count() / width, width);
         let noise = (h.rounding, h.first_row);
         let parameter = Parameter::next([param, gradient], Some(first), size, noise, &mut blocks)?;
-        Ok(Decayed { parameter, factors: Factors::of(&h), second_moment: address(second)? })
+        Ok(Decayed { parameter, factors: Factors::new(&h), second_moment: address(second)? })
     };
     let entries: Vec<Decayed> = updates.iter().zip(&gradients).map(entry).collect::<Result<_>>()?;
     // SAFETY: an entry has no padding.

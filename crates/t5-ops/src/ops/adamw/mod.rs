@@ -97,7 +97,7 @@ struct Factors {
 }
 
 impl Factors {
-    fn of(h: &AdamwHyper) -> Self {
+    fn new(h: &AdamwHyper) -> Self {
         let (correction1, correction2) = h.corrections();
         Self {
             beta1: h.beta1 as f32,
@@ -214,7 +214,7 @@ impl AdamwUpdate<'_> {
             return on_card(&[*self]);
         }
         let takes = self.fits_kernels() && first.device().is_cpu() && second.device().is_cpu();
-        match Path::of(&[param, grad]).provided(takes) {
+        match Path::choose(&[param, grad]).provided(takes) {
             Path::Cpu => cpu::adamw(param, grad, first, second, &hyper),
             Path::Reference | Path::Device => reference::adamw(param, grad, first, second, &hyper),
         }

@@ -23,7 +23,7 @@ pub(super) fn adamw_int8(of: &AdamwInt8Update) -> Result<()> {
     }
     // Noise is keyed by row and column, as everywhere; a vector is one row.
     let width = of.param.dims().last().copied().unwrap_or(1).max(1);
-    let step = Step::of(&of.hyper);
+    let step = Step::new(&of.hyper);
     with_element!(grad.dtype(), G, {
         let view = View::new(&grad)?;
         let g = view.slice::<G>()?;

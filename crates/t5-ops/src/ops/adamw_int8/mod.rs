@@ -91,7 +91,7 @@ impl AdamwInt8Update<'_> {
     }
 
     fn make(&self) -> Result<()> {
-        match Path::of(&[self.param, self.grad]) {
+        match Path::choose(&[self.param, self.grad]) {
             _ if self.param.elem_count() == 0 => Ok(()),
             Path::Cpu => cpu::adamw_int8(self),
             Path::Reference => reference::adamw_int8(self),

@@ -45,7 +45,7 @@ enum Kind {
 impl Kind {
     /// The kernels of both directions. Before Ampere, some cards lack shared memory for the plain kernels of the largest heads. Every card
     /// that computes in bf16 has enough.
-    fn of(q: &Tensor, s: &Sizes) -> Result<Self> {
+    fn choose(q: &Tensor, s: &Sizes) -> Result<Self> {
         let plain = Kind::Plain(q.dtype());
         let fits = |kind: Self| has_shared_bytes(q.device(), kind.max_shared(s.head_size));
         match (q.dtype(), s.head_size) {
@@ -155,7 +155,7 @@ pub(super) fn attention_of_few(
     let kernel = kernel.tensor(&out)?.tensor(&lse)?;
     let shared = FEW_THREADS as usize / 32 * (s.head_size + 2) * size_of::<f32>();
     // SAFETY: as in `attention`; each warp has room for a row and two numbers.
-    unsafe { kernel.value(Shape::of(s, a)?).launch([s.batch * s.queries, s.heads, 1], FEW_THREADS, shared)? };
+    unsafe { kernel.value(Shape::new(s, a)?).launch([s.batch * s.queries, s.heads, 1], FEW_THREADS, shared)? };
     Ok((out, lse))
 }
 
@@ -174,7 +174,7 @@ struct Shape {
 
 impl Shape {
     /// The shape of contiguous tensors.
-    fn of(s: &Sizes, a: &Attention) -> Result<Self> {
+    fn new(s: &Sizes, a: &Attention) -> Result<Self> {
         let width = s.heads * s.head_size;
         let batch = |rows: usize| (rows * width) as i64;
         Ok(Self {
@@ -207,7 +207,7 @@ fn lengths(a: &Attention, s: &Sizes, device: &Device) -> Result<Tensor> {
 }
 
 impl<'a> Lists<'a> {
-    fn of(a: &'a Attention, s: &Sizes, device: &Device) -> Result<Self> {
+    fn new(a: &'a Attention, s: &Sizes, device: &Device) -> Result<Self> {
         let dropout = match &a.dropout {
             Some(d) => active("attention", Some(d), s.batch)?,
             None => None,
@@ -217,7 +217,7 @@ impl<'a> Lists<'a> {
     }
 
     fn of_kernel<'k>(&self, kernel: Kernel<'k>) -> Result<Kernel<'k>> {
-        kernel.tensor(&self.lengths)?.value(dropout::Mask::of(self.dropout)).tensor_or_null(self.samples.as_ref())
+        kernel.tensor(&self.lengths)?.value(dropout::Mask::new(self.dropout)).tensor_or_null(self.samples.as_ref())
     }
 }
 
@@ -232,14 +232,14 @@ pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &S
         return attention_of_few(q, k, v, a, s, None);
     }
     let (device, dtype) = (q.device(), q.dtype());
-    let (kind, lists) = (Kind::of(q, s)?, Lists::of(a, s, device)?);
+    let (kind, lists) = (Kind::choose(q, s)?, Lists::new(a, s, device)?);
     let (q, k, v) = (kind.operand(q)?, kind.operand(k)?, kind.operand(v)?);
     let bias = a.bias.map(Tensor::contiguous).transpose()?;
     let out = unwritten(q.shape(), dtype, device)?;
     let lse = unwritten((s.batch, s.heads, s.queries), DType::F32, device)?;
     let kernel = kind.kernel(device, "attention_forward", s)?;
     let kernel = kernel.tensor(&q)?.tensor(&k)?.tensor(&v)?.tensor_or_null(bias.as_ref())?;
-    let kernel = lists.of_kernel(kernel)?.tensor(&out)?.tensor(&lse)?.value(Shape::of(s, a)?);
+    let kernel = lists.of_kernel(kernel)?.tensor(&out)?.tensor(&lse)?.value(Shape::new(s, a)?);
     // SAFETY: `sizes` has checked these shapes; each sequence has a length and a sample.
     unsafe { kernel.launch(grid(s, a, s.queries, kind.rows()), THREADS, kind.shared_by_forward(s.head_size))? };
     Ok((out, lse))
@@ -258,7 +258,7 @@ pub(super) fn attention_backward(
     dbias: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (device, dtype) = (of.q.device(), of.q.dtype());
-    let (kind, lists, shape) = (Kind::of(of.q, s)?, Lists::of(a, s, device)?, Shape::of(s, a)?);
+    let (kind, lists, shape) = (Kind::choose(of.q, s)?, Lists::new(a, s, device)?, Shape::new(s, a)?);
     let [q, k, v, dout] = [of.q, of.k, of.v, dout].map(|x| kind.operand(x));
     let (q, k, v, dout, out, lse) = (q?, k?, v?, dout?, of.out.contiguous()?, of.lse.contiguous()?);
     let bias = a.bias.map(Tensor::contiguous).transpose()?;

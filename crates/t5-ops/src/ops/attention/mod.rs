@@ -207,8 +207,8 @@ impl Attention<'_> {
 
     /// The path of these operands and the bias.
     fn path(&self, operands: &[&Tensor]) -> Path {
-        let takes = self.bias.is_none_or(|bias| Path::of(&[bias]) == Path::Cpu);
-        Path::of(operands).provided(takes)
+        let takes = self.bias.is_none_or(|bias| Path::choose(&[bias]) == Path::Cpu);
+        Path::choose(operands).provided(takes)
     }
 
     fn sizes(&self, op: &str, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Sizes> {
@@ -320,7 +320,7 @@ pub fn merge_attention(first: (Tensor, Tensor), second: (&Tensor, &Tensor), head
     let _span = tracing::debug_span!("merge_attention").entered();
     let lse = [&first.1, second.1].iter().all(|lse| lse.dtype() == DType::F32 && lse.is_contiguous());
     let takes = lse && first.0.is_contiguous() && second.0.is_contiguous();
-    match Path::of(&[&first.0, second.0, &first.1, second.1]).provided(takes) {
+    match Path::choose(&[&first.0, second.0, &first.1, second.1]).provided(takes) {
         Path::Cpu => cpu::merge(first, second, heads),
         Path::Reference | Path::Device => reference::merge_attention([(&first.0, &first.1), second], heads),
     }

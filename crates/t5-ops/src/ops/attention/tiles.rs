@@ -63,7 +63,7 @@ struct Part {
 }
 
 impl Part {
-    fn of(queries: &Range<usize>, first: usize, most: usize, head: &Head, a: &Attention) -> Self {
+    fn new(queries: &Range<usize>, first: usize, most: usize, head: &Head, a: &Attention) -> Self {
         let rows = most.min(queries.end - first);
         Self { first, rows, seen: a.seen_by(&head.sizes, head.sequence, first..first + rows) }
     }

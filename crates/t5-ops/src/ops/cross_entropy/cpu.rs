@@ -70,7 +70,7 @@ const FEWEST_KEPT: usize = 32;
 
 impl Logits {
     /// The faster treatment for activations of this dtype on this machine, if `chunk_rows` rows may be kept.
-    pub(super) fn of(x: DType, chunk_rows: usize) -> Self {
+    pub(super) fn choose(x: DType, chunk_rows: usize) -> Self {
         let again = (x == DType::BF16 && processor().has_tiles()) || chunk_rows < FEWEST_KEPT;
         if again { Logits::Recomputed } else { Logits::Kept }
     }
@@ -155,7 +155,7 @@ fn stride(rows: usize) -> usize {
 
 /// The number of chunks that `rows` rows are cut into.
 pub(super) fn chunks(x: DType, rows: usize, chunk_rows: usize, with_gradients: bool) -> usize {
-    let logits = if with_gradients { Logits::of(x, chunk_rows) } else { Logits::Recomputed };
+    let logits = if with_gradients { Logits::choose(x, chunk_rows) } else { Logits::Recomputed };
     rows.div_ceil(Tiling::new(logits, rows, 1, chunk_rows).chunk.max(1))
 }
 
@@ -169,7 +169,7 @@ pub(super) fn loss_needs(rows: usize, (vocabulary, width): (usize, usize), x: DT
 }
 
 pub(super) fn gradients_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, c: &CrossEntropy) -> Needs {
-    let tiling = Tiling::new(Logits::of(x, c.chunk_rows), rows, vocabulary, c.chunk_rows);
+    let tiling = Tiling::new(Logits::choose(x, c.chunk_rows), rows, vocabulary, c.chunk_rows);
     // The product for dX sums over the entries of a tile. Both its operands lie across these: the gradients of the logits, and rows of W.
     let operands = across_bytes((tiling.lanes(), tiling.tile.min(vocabulary), width), x);
     let kept = Kept { loss: tiling.bytes_of_workers(), ..operands };

@@ -80,9 +80,9 @@ pub fn linear_cross_entropy_backward<'a>(
     if let Some((dw, _)) = dw {
         check_accumulator("linear_cross_entropy_backward", "dw", dw, &<[usize; 2]>::from(w.dims2()?))?;
     }
-    let path = w.path_with(x).provided(dw.is_none_or(|(dw, _)| Path::of(&[dw]) == Path::Cpu));
+    let path = w.path_with(x).provided(dw.is_none_or(|(dw, _)| Path::choose(&[dw]) == Path::Cpu));
     match path {
-        Path::Cpu => cpu::gradients(x, w, labels, &rows, c, dw, cpu::Logits::of(x.dtype(), c.chunk_rows)),
+        Path::Cpu => cpu::gradients(x, w, labels, &rows, c, dw, cpu::Logits::choose(x.dtype(), c.chunk_rows)),
         #[cfg(feature = "cuda")]
         Path::Device
             if c.soft_cap.is_none()
@@ -170,7 +170,7 @@ fn needs_on_device(
 /// them again, and at most a block of the vocabulary's logits exists at a time.
 pub fn keeps_logits(activations: DType, chunk_rows: usize) -> bool {
     match Path::on_cpu(activations) {
-        Path::Cpu => cpu::Logits::of(activations, chunk_rows) == cpu::Logits::Kept,
+        Path::Cpu => cpu::Logits::choose(activations, chunk_rows) == cpu::Logits::Kept,
         Path::Reference | Path::Device => true,
     }
 }

@@ -20,7 +20,7 @@ pub fn scores(logits: &Tensor, normalised: bool) -> Result<Vec<f32>> {
     if logits.rank() != 2 {
         bail!("scores: expected logits (R, V), got {:?}", logits.dims());
     }
-    match Path::of(&[logits]) {
+    match Path::choose(&[logits]) {
         Path::Cpu => cpu::scores(logits, normalised),
         #[cfg(feature = "cuda")]
         Path::Device if normalised && cuda_device::launch::takes([logits]) => cuda::log_probabilities(logits),
@@ -44,7 +44,7 @@ pub fn scores_needs(path: Path, (rows, width): (usize, usize), dtype: DType, nor
 /// Logits of another rank.
 pub fn largest(logits: &Tensor) -> Result<Vec<u32>> {
     logits.dims2()?;
-    match Path::of(&[logits]) {
+    match Path::choose(&[logits]) {
         #[cfg(feature = "cuda")]
         Path::Device if cuda_device::launch::takes([logits]) => cuda::largest(logits),
         Path::Cpu | Path::Reference | Path::Device => reference::largest(logits),
@@ -73,7 +73,7 @@ pub fn candidates(logits: &Tensor, offsets: &[f32], count: usize) -> Result<Opti
     if offsets.len() != rows {
         bail!("candidates: expected an offset for each of {rows} rows, got {}", offsets.len());
     }
-    let path = Path::of(&[logits]);
+    let path = Path::choose(&[logits]);
     if candidates_needs(path, (rows, width), count).is_none() {
         return Ok(None);
     }
@@ -125,7 +125,7 @@ pub fn append(caches: [&Tensor; 2], new: [&Tensor; 2], position: Position) -> Re
             bail!("append: expected {expected:?} at a position below {length}, got {got:?} at {number}");
         }
     }
-    match Path::of(&caches) {
+    match Path::choose(&caches) {
         #[cfg(feature = "cuda")]
         Path::Device
             if caches.iter().all(|cache| cache.is_contiguous()) && cuda_device::launch::takes_alike(caches) =>
@@ -165,7 +165,7 @@ pub fn copy_rows(cache: &Tensor, pairs: &[(usize, usize)], positions: usize) -> 
     if positions > length || pairs.iter().any(|&(from, to)| from.max(to) >= rows) {
         bail!("copy_rows: expected rows below {rows} and at most {length} positions, got {pairs:?} and {positions}");
     }
-    match Path::of(&[cache]).provided(cache.is_contiguous()) {
+    match Path::choose(&[cache]).provided(cache.is_contiguous()) {
         Path::Cpu => cpu::copy_rows(cache, pairs, positions),
         #[cfg(feature = "cuda")]
         Path::Device if cache.is_contiguous() && cuda_device::launch::takes([cache]) => {

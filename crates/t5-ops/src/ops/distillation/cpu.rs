@@ -50,7 +50,8 @@ fn of_row<T: Element>(logits: &mut [T], teacher: &[T], label: usize, (scale, of)
     let of_k = others / of_teachers;
     // The difference of numbers that may be close: rounded once, after the subtractions.
     let k = teacher[label].to_f32();
-    let label_gradient = student.of(logit) * of_own - own + (cooled.of(logit) * of_cool - of_teacher.of(k) * of_k);
+    let label_gradient = student.probability(logit) * of_own - own
+        + (cooled.probability(logit) * of_cool - of_teacher.probability(k) * of_k);
     to_gradient(logits, teacher, student, of_own, (of_cool, inverse), of_teacher, of_k);
     logits[label] = T::from_f32(label_gradient);
     let objective = alpha * temperature * temperature * f64::from(divergence) + (1.0 - alpha) * cross_entropy;
@@ -66,7 +67,7 @@ struct Softmax {
 
 impl Softmax {
     #[inline(always)]
-    fn of(self, logit: f32) -> f32 {
+    fn probability(self, logit: f32) -> f32 {
         exp((logit - self.largest) * self.inverse)
     }
 }
@@ -83,13 +84,13 @@ vectorized! {
     }
 
     fn exponentials<T: Element>(logits: &[T], softmax: Softmax) -> f32 {
-        sum(logits, |logit| softmax.of(logit.to_f32()))
+        sum(logits, |logit| softmax.probability(logit.to_f32()))
     }
 
     fn divergence<T: Element>(logits: &[T], teacher: &[T], of_teacher: Softmax, factor: f32, between: f32) -> f32 {
         sum_of_two(logits, teacher, |l, k| {
             let (l, k) = (l.to_f32(), k.to_f32());
-            of_teacher.of(k) * factor * ((k - l) * of_teacher.inverse - between)
+            of_teacher.probability(k) * factor * ((k - l) * of_teacher.inverse - between)
         })
     }
 
@@ -106,8 +107,8 @@ vectorized! {
         let soft = Softmax { largest: student.largest, inverse };
         for (logit, k) in logits.iter_mut().zip(teacher) {
             let l = logit.to_f32();
-            let others = soft.of(l) * factor - of_teacher.of(k.to_f32()) * of_teachers;
-            *logit = T::from_f32(student.of(l) * own + others);
+            let others = soft.probability(l) * factor - of_teacher.probability(k.to_f32()) * of_teachers;
+            *logit = T::from_f32(student.probability(l) * own + others);
         }
     }
 }

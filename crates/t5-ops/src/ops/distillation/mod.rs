@@ -62,7 +62,7 @@ pub fn distillation_backward(
         let (loss, gradient) = distillation_backward(capped, teacher, labels, gradient_scale, of, None)?;
         return Ok((loss, crate::soft_cap_backward(&logits, gradient, cap)?));
     }
-    match Path::of(&[&logits, teacher]).provided(logits.is_contiguous() && logits.dtype() == teacher.dtype()) {
+    match Path::choose(&[&logits, teacher]).provided(logits.is_contiguous() && logits.dtype() == teacher.dtype()) {
         Path::Cpu => cpu::gradient(logits, teacher, labels, gradient_scale, of),
         Path::Reference => reference::distillation_backward(&logits, teacher, labels, gradient_scale, of),
         Path::Device => bail!("distillation: there is no kernel for a device"),

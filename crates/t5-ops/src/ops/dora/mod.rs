@@ -23,7 +23,7 @@ pub fn adapted_row_norms<'a>(weight: impl Into<Weight<'a>>, a: &Tensor, b: &Tens
     let (rank, _) = a.dims2()?;
     check_shape("adapted_row_norms", "a", a, &[rank, k])?;
     check_shape("adapted_row_norms", "b", b, &[n, rank])?;
-    match weight.path_with(a).provided(Path::of(&[b]) == Path::Cpu) {
+    match weight.path_with(a).provided(Path::choose(&[b]) == Path::Cpu) {
         Path::Cpu => cpu::adapted_row_norms(weight, a, b, scale),
         #[cfg(feature = "cuda")]
         Path::Device if cuda::takes(weight, a, b) => cuda::adapted_row_norms(weight, a, b, scale),
@@ -46,7 +46,7 @@ pub fn adapted_row_norms_needs(path: Path, (n, k): (usize, usize), rank: usize) 
 pub fn scale_columns(y: Tensor, factors: &Tensor) -> Result<Tensor> {
     let (_, width) = rows_and_width("scale_columns", "y", &y)?;
     check_shape("scale_columns", "factors", factors, &[width])?;
-    match Path::of(&[&y, factors]).provided(y.is_contiguous()) {
+    match Path::choose(&[&y, factors]).provided(y.is_contiguous()) {
         Path::Cpu => cpu::scale_columns(y, factors),
         Path::Reference | Path::Device => reference::scale_columns(&y, factors),
     }
@@ -60,7 +60,7 @@ pub fn magnitude_backward(dy: &Tensor, z: &Tensor, lengths: &Tensor, dmagnitude:
     }
     check_shape("magnitude_backward", "lengths", lengths, &[width])?;
     check_accumulator("magnitude_backward", "dmagnitude", dmagnitude, &[width])?;
-    match Path::of(&[dy, z, lengths, dmagnitude]) {
+    match Path::choose(&[dy, z, lengths, dmagnitude]) {
         Path::Cpu => cpu::magnitude_backward(dy, z, lengths, dmagnitude),
         Path::Reference | Path::Device => reference::magnitude_backward(dy, z, lengths, dmagnitude),
     }

@@ -62,7 +62,7 @@ fn a_narrow_weight_has_the_lengths_of_its_values() {
     let weight = numbers.tensor(&[n, k], DType::F32);
     let (a, b) = (numbers.tensor(&[rank, k], DType::F32), numbers.tensor(&[n, rank], DType::F32));
     let lengths = |weight: Weight<'_>| adapted_row_norms(weight, &a, &b, 0.7).unwrap().to_vec1::<f32>().unwrap();
-    let nf4 = Quantised::of(&weight, Precision::Nf4).unwrap();
+    let nf4 = Quantised::quantise(&weight, Precision::Nf4).unwrap();
     assert_eq!(lengths((&nf4).into()), lengths((&nf4.dequantised().unwrap()).into()));
     let f16 = weight.to_dtype(DType::F16).unwrap();
     assert_eq!(lengths((&f16).into()), lengths((&f16.to_dtype(DType::F32).unwrap()).into()));

@@ -20,7 +20,7 @@ pub(crate) struct Mask {
 
 impl Mask {
     /// The mask of a dropout. Without a dropout, a mask that drops nothing.
-    pub(crate) fn of(d: Option<&Dropout>) -> Self {
+    pub(crate) fn new(d: Option<&Dropout>) -> Self {
         match d {
             None => Self { step: 0, site: 0, threshold: 0, scale: 1.0, step_on_card: 0 },
             Some(d) => Self {
@@ -53,7 +53,7 @@ pub(super) fn dropout(residual: Option<&Tensor>, x: &Tensor, d: Option<&Dropout>
     let rows = rows(&x)?;
     let samples = samples(d, x.device())?;
     let kernel = Kernel::new(x.device(), Module::Dropout, format!("dropout_{}", suffix(x.dtype())))?;
-    let kernel = kernel.value(Mask::of(d)).tensor_or_null(samples.as_ref())?.tensor_or_null(residual.as_ref())?;
+    let kernel = kernel.value(Mask::new(d)).tensor_or_null(samples.as_ref())?.tensor_or_null(residual.as_ref())?;
     let kernel = kernel.tensor(&x)?.tensor(&y)?;
     // SAFETY: three tensors of one shape, and a sample for each sequence.
     unsafe { launch_on_rows(kernel, rows)? };

@@ -84,7 +84,7 @@ impl Dropout<'_> {
     fn key(&self, index: usize, coordinate: u64) -> RowKey {
         let key = dropout_key(self.seed, self.step);
         let key = mix(key ^ ((u64::from(self.site) << 32) | u64::from(self.samples[index])));
-        RowKey::of(mix(key ^ coordinate))
+        RowKey::from_bits(mix(key ^ coordinate))
     }
 
     fn check(&self, op: &str, batch: usize) -> Result<()> {
@@ -131,7 +131,7 @@ pub fn dropout(x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
     let Some(d) = d else { return Ok(x.clone()) };
     let (b, _, _) = batch_rows_width("dropout", x)?;
     let Some(d) = active("dropout", Some(d), b)? else { return Ok(x.clone()) };
-    match Path::of(&[x]) {
+    match Path::choose(&[x]) {
         Path::Cpu => cpu::dropout(x, d),
         #[cfg(feature = "cuda")]
         Path::Device if cuda_device::launch::takes([x]) => cuda::dropout(None, x, Some(d)),
@@ -156,7 +156,7 @@ pub fn dropout_add(residual: &Tensor, x: &Tensor, d: Option<&Dropout>) -> Result
         None => None,
         Some(d) => active("dropout_add", Some(d), batch_rows_width("dropout_add", x)?.0)?,
     };
-    match (Path::of(&[residual, x]).provided(residual.dtype() == x.dtype()), active) {
+    match (Path::choose(&[residual, x]).provided(residual.dtype() == x.dtype()), active) {
         (Path::Cpu, None) => cpu::add(residual, x),
         (Path::Cpu, Some(d)) => cpu::dropout_add(residual, x, d),
         #[cfg(feature = "cuda")]

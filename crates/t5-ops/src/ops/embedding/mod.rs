@@ -23,8 +23,8 @@ pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     table.dims2()?;
     elements(table.shape())?;
     let takes = ids.device().is_cpu() && Path::on_cpu(dtype) == Path::Cpu;
-    let takes_table = Path::of(&[table]) == Path::Cpu || table.device().is_cpu() && table.dtype() == DType::F16;
-    let path = match Path::of(&[table]) {
+    let takes_table = Path::choose(&[table]) == Path::Cpu || table.device().is_cpu() && table.dtype() == DType::F16;
+    let path = match Path::choose(&[table]) {
         Path::Device => Path::Device,
         _ => Path::Cpu.provided(takes && takes_table),
     };
@@ -69,7 +69,7 @@ pub fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> Result<
     let mut expected = ids.dims().to_vec();
     expected.push(d);
     check_shape("embedding_backward", "dy", dy, &expected)?;
-    match Path::of(&[dy, dtable]).provided(dtable.dtype() == DType::F32 && ids.device().is_cpu()) {
+    match Path::choose(&[dy, dtable]).provided(dtable.dtype() == DType::F32 && ids.device().is_cpu()) {
         Path::Cpu => cpu::embedding_backward(ids, dy, dtable),
         #[cfg(feature = "cuda")]
         Path::Device if cuda_device::launch::takes([dy, dtable]) && dtable.dtype() == DType::F32 => {

@@ -177,7 +177,7 @@ fn check_added(
 }
 
 fn are_on_cpu(added: Option<AddedProduct>) -> bool {
-    added.is_none_or(|AddedProduct { x, w }| Path::of(&[x, w]) == Path::Cpu)
+    added.is_none_or(|AddedProduct { x, w }| Path::choose(&[x, w]) == Path::Cpu)
 }
 
 /// The gradient with respect to the weight, in place: `dw += dyᵀ x` with `accumulate`, otherwise `dw = dyᵀ x`.
@@ -191,7 +191,7 @@ pub fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accumulate: 
         bail!("linear_backward_weight: expected as many rows in dy as in x, got {rows} and {x_rows}")
     }
     check_accumulator("linear_backward_weight", "dw", dw, &[n, k])?;
-    match Path::of(&[dy, x, dw]) {
+    match Path::choose(&[dy, x, dw]) {
         Path::Cpu => cpu::linear_backward_weight(dy, x, dw, accumulate),
         #[cfg(feature = "cuda")]
         Path::Device if cuda::takes_gradient(dy, x, dw) => cuda::linear_backward_weight(dy, x, dw, accumulate),

@@ -23,7 +23,7 @@ pub fn logit_cross_entropy(logits: &Tensor, labels: &[u32], soft_cap: Option<f64
     if let Some(cap) = soft_cap {
         return logit_cross_entropy(&crate::soft_cap(logits.copy()?, cap)?, labels, None);
     }
-    match Path::of(&[logits]) {
+    match Path::choose(&[logits]) {
         Path::Cpu => cpu::loss(logits, labels),
         #[cfg(feature = "cuda")]
         Path::Device if cuda_device::launch::takes([logits]) && logits.is_contiguous() => {
@@ -48,7 +48,7 @@ pub fn logit_cross_entropy_backward(
         let (loss, gradient) = logit_cross_entropy_backward(capped, labels, gradient_scale, loss, None)?;
         return Ok((loss, crate::soft_cap_backward(&logits, gradient, cap)?));
     }
-    match Path::of(&[&logits]).provided(logits.is_contiguous()) {
+    match Path::choose(&[&logits]).provided(logits.is_contiguous()) {
         Path::Cpu => cpu::gradient(logits, labels, gradient_scale, loss),
         #[cfg(feature = "cuda")]
         Path::Device if cuda_device::launch::takes([&logits]) && logits.is_contiguous() => {

@@ -52,7 +52,7 @@ pub fn rms_norm<'a>(x: &Tensor, weight: impl Into<NormWeight<'a>>, eps: f64) -> 
     let weight = weight.into();
     check_shape("rms_norm", "weight", weight.tensor, &[width])?;
     let weight = &weight.factors()?;
-    match Path::of(&[x, weight]) {
+    match Path::choose(&[x, weight]) {
         Path::Cpu => cpu::rms_norm(x, weight, eps),
         #[cfg(feature = "cuda")]
         Path::Device if cuda_device::launch::takes([x, weight]) => cuda::rms_norm(x, weight, eps),
@@ -98,7 +98,7 @@ pub fn rms_norm_backward<'a>(
     // The accumulator of the kernel is f32.
     let accumulates = dweight.is_none_or(|dweight| dweight.dtype() == DType::F32);
     let same = residual.is_none_or(|residual| residual.dtype() == x.dtype() && residual.device().is_cpu());
-    match Path::of(&[x, weight, inv_rms, &dy]).provided(x.dtype() == dy.dtype() && same && accumulates) {
+    match Path::choose(&[x, weight, inv_rms, &dy]).provided(x.dtype() == dy.dtype() && same && accumulates) {
         Path::Cpu => cpu::rms_norm_backward(x, weight, inv_rms, dy, residual, dweight),
         #[cfg(feature = "cuda")]
         Path::Device

@@ -14,7 +14,7 @@ use crate::needs::Needs;
 
 /// The sum of the squares of all elements, accumulated in f64 in a fixed order.
 pub(crate) fn square_sum(x: &Tensor) -> Result<f64> {
-    match Path::of(&[x]) {
+    match Path::choose(&[x]) {
         Path::Cpu => cpu::square_sum(x),
         Path::Reference | Path::Device => reference::square_sum(x),
     }
@@ -26,7 +26,7 @@ pub fn zero(x: &Tensor) -> Result<()> {
         // candle treats rows without columns as rows that overlap. On a card it launches a kernel even for no elements.
         return Ok(());
     }
-    match Path::of(&[x]).provided(x.is_contiguous()) {
+    match Path::choose(&[x]).provided(x.is_contiguous()) {
         Path::Cpu => cpu::zero(x),
         #[cfg(feature = "cuda")]
         Path::Device if cuda_device::launch::takes([x]) && x.is_contiguous() => cuda_device::launch::set_to_zero(x),
@@ -55,7 +55,7 @@ pub fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
         let (dims, dtype) = (sum.dims(), sum.dtype());
         bail!("add_in_place: expected {dims:?} of {dtype:?}, got {:?} of {:?}", x.dims(), x.dtype());
     }
-    match Path::of(&[sum, x]).provided(sum.is_contiguous() && x.is_contiguous()) {
+    match Path::choose(&[sum, x]).provided(sum.is_contiguous() && x.is_contiguous()) {
         Path::Cpu => cpu::add_in_place(sum, x),
         #[cfg(feature = "cuda")]
         Path::Device if cuda_device::launch::takes([sum, x]) && sum.is_contiguous() && x.is_contiguous() => {
@@ -67,7 +67,7 @@ pub fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
 
 /// `scale · x`, in new memory. Values of bf16 are multiplied in f32 and rounded to nearest.
 pub fn scaled(x: &Tensor, scale: f64) -> Result<Tensor> {
-    match Path::of(&[x]) {
+    match Path::choose(&[x]) {
         Path::Cpu => cpu::scaled(x, scale),
         #[cfg(feature = "cuda")]
         Path::Device if cuda_device::launch::takes([x]) => cuda::scaled(x, scale),

@@ -70,7 +70,7 @@ fn rotated(x: Tensor, heads: usize, rope: &Rope, back: bool) -> Result<Tensor> {
     if rope.first_position.saturating_add(length) > 1 << 24 {
         bail!("rope: expected positions below {}, got {length} from {} on", 1 << 24, rope.first_position)
     }
-    match Path::of(&[&x]).provided(x.is_contiguous()) {
+    match Path::choose(&[&x]).provided(x.is_contiguous()) {
         Path::Cpu => cpu::rotated(x, heads, rope, back),
         Path::Reference | Path::Device => reference::rotated(&x, heads, rope, back),
     }

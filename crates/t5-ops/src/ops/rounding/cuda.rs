@@ -12,7 +12,7 @@ pub(crate) struct Noise {
 }
 
 impl Noise {
-    pub(crate) fn of(rounding: Rounding, first_row: usize) -> Self {
+    pub(crate) fn new(rounding: Rounding, first_row: usize) -> Self {
         // A parameter has fewer rows than 2^31; otherwise no kernel could count them.
         let first_row = first_row as u32;
         match rounding {

@@ -18,7 +18,7 @@ use crate::needs::{Needs, copies};
 /// A cap that is not above 0.
 pub fn soft_cap(x: Tensor, cap: f64) -> Result<Tensor> {
     check("soft_cap", cap)?;
-    match Path::of(&[&x]).provided(x.is_contiguous()) {
+    match Path::choose(&[&x]).provided(x.is_contiguous()) {
         Path::Cpu => cpu::soft_cap(x, cap),
         Path::Reference | Path::Device => reference::soft_cap(&x, cap),
     }
@@ -32,7 +32,7 @@ pub fn soft_cap_backward(x: &Tensor, dy: Tensor, cap: f64) -> Result<Tensor> {
     check("soft_cap_backward", cap)?;
     check_shape("soft_cap_backward", "dy", &dy, x.dims())?;
     let takes = dy.is_contiguous() && x.is_contiguous() && x.dtype() == dy.dtype();
-    match Path::of(&[x, &dy]).provided(takes) {
+    match Path::choose(&[x, &dy]).provided(takes) {
         Path::Cpu => cpu::soft_cap_backward(x, dy, cap),
         Path::Reference | Path::Device => reference::soft_cap_backward(x, &dy, cap),
     }

@@ -46,7 +46,7 @@ impl Parameter {
             values: address(values)?,
             gradient: address(gradient)?,
             first_moment: first_moment.map_or(Ok(0), address)?,
-            noise: Noise::of(rounding, first_row),
+            noise: Noise::new(rounding, first_row),
             rows: count(rows)?,
             rows_each: count(rows_each)?,
             width: count(width)?,

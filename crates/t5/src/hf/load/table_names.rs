@@ -17,7 +17,7 @@ pub(super) struct TableNames {
 }
 
 impl TableNames {
-    pub fn of(config: &Config) -> TableNames {
+    pub fn from_config(config: &Config) -> TableNames {
         let shared = config.shared_table();
         let (others, head): (&[&str], _) = match config.family {
             Family::T5Gemma => (&[], GEMMA_HEAD),

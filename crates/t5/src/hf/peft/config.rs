@@ -191,7 +191,8 @@ impl AdapterConfig {
         };
         let means_the_same = linears.iter().all(|linear| {
             let wanted = layout.linears.iter().find(|wanted| wanted.name == linear.name);
-            plain.of(&linear.name).map(|got| (got.rank, got.scale)) == wanted.map(|wanted| (wanted.rank, wanted.scale))
+            plain.linear(&linear.name).map(|got| (got.rank, got.scale))
+                == wanted.map(|wanted| (wanted.rank, wanted.scale))
         }) && modules::base_parameters(model)
             .iter()
             .all(|spec| plain.trains(&spec.name) == layout.saved.iter().any(|(name, _)| *name == spec.name));

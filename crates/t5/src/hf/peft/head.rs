@@ -64,7 +64,7 @@ pub(super) fn head(task: Option<&str>, reader: &Reader, of_model: &Head) -> Opti
             }
         }
         let own = of_model.labels().filter(|own| own.names.len() == count && !raw.contains_key(LABELS[0]));
-        own.cloned().unwrap_or_else(|| Labels::of(&raw))
+        own.cloned().unwrap_or_else(|| Labels::from_json(&raw))
     };
     let is_of_tokens = task == Some("TOKEN_CLS");
     if let Some(count) = rows("score.out_proj.weight") {

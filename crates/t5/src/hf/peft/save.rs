@@ -115,13 +115,13 @@ fn number(value: f64) -> Value {
 fn targets(model: &Config, lora: &Lora) -> Vec<String> {
     if model.gemma.is_some() {
         // The ends of these names are those of layers of the vision tower, too.
-        let linears = modules::linears(model).into_iter().filter(|linear| lora.of(&linear.name).is_some());
+        let linears = modules::linears(model).into_iter().filter(|linear| lora.linear(&linear.name).is_some());
         return linears.map(|linear| model.module_name(&linear.name).into_owned()).collect();
     }
     let mut names = match &lora.targets {
         Targets::Names(names) => names.clone(),
         Targets::AllLinear => {
-            let linears = modules::linears(model).into_iter().filter(|linear| lora.of(&linear.name).is_some());
+            let linears = modules::linears(model).into_iter().filter(|linear| lora.linear(&linear.name).is_some());
             linears.filter_map(|linear| linear.name.rsplit('.').next().map(String::from)).collect()
         }
     };

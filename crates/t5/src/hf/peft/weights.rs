@@ -134,7 +134,7 @@ impl AdapterDirectory {
 
     /// The dtypes that the adapter's tensors are stored in.
     pub(in crate::hf) fn stored_in(&self) -> StoredIn {
-        StoredIn::of(self.reader.dtypes())
+        StoredIn::from_dtypes(self.reader.dtypes())
     }
 
     /// The file of tensors.

@@ -19,7 +19,7 @@ impl StoredIn {
     pub const ANY: Self = Self([true; FLOATS.len()]);
 
     /// A set of these dtypes.
-    pub fn of(dtypes: impl IntoIterator<Item = DType>) -> Self {
+    pub fn from_dtypes(dtypes: impl IntoIterator<Item = DType>) -> Self {
         let mut found = [false; FLOATS.len()];
         dtypes
             .into_iter()
@@ -31,7 +31,7 @@ impl StoredIn {
     /// This set, together with another.
     #[must_use]
     pub fn and(self, others: Self) -> Self {
-        Self::of(self.dtypes().chain(others.dtypes()))
+        Self::from_dtypes(self.dtypes().chain(others.dtypes()))
     }
 
     fn dtypes(self) -> impl Iterator<Item = DType> {

@@ -95,26 +95,26 @@ impl Ledger {
     pub fn tensor(&self, dims: &[usize], dtype: DType) -> Counted {
         let bytes = dims.iter().map(|&size| size as u64).product::<u64>() * dtype.size_in_bytes() as u64;
         self.sums.add(bytes);
-        self.of(bytes, Placement::Memory, dims, dtype)
+        self.allocate(bytes, Placement::Memory, dims, dtype)
     }
 
     /// A tensor whose memory is counted elsewhere: a parameter, token ids.
     pub fn beside(&self, dims: &[usize], dtype: DType) -> Counted {
-        self.of(0, Placement::Memory, dims, dtype)
+        self.allocate(0, Placement::Memory, dims, dtype)
     }
 
     /// A weight in a file whose memory is counted elsewhere.
     pub fn in_file_beside(&self, dims: &[usize], dtype: DType) -> Counted {
-        self.of(0, Placement::FileCountedElsewhere { is_here: Cell::new(false) }, dims, dtype)
+        self.allocate(0, Placement::FileCountedElsewhere { is_here: Cell::new(false) }, dims, dtype)
     }
 
     /// A weight that lies in a file, and in memory from its first use until it is paged out.
     #[cfg(test)]
     pub fn in_file(&self, dims: &[usize], dtype: DType) -> Counted {
-        self.of(0, Placement::File { is_resident: Cell::new(false) }, dims, dtype)
+        self.allocate(0, Placement::File { is_resident: Cell::new(false) }, dims, dtype)
     }
 
-    fn of(&self, bytes: u64, home: Placement, dims: &[usize], dtype: DType) -> Counted {
+    fn allocate(&self, bytes: u64, home: Placement, dims: &[usize], dtype: DType) -> Counted {
         let mut all = [1; 3];
         all[..dims.len()].copy_from_slice(dims);
         let memory = Rc::new(Memory { sums: Rc::clone(&self.sums), bytes, home });

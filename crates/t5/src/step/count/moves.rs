@@ -75,7 +75,7 @@ impl Counter {
             let times = if is_copied { moves.gathers(part) } else { moves.paged_in(part) };
             // Weights that are changed are read once more.
             read.trained += (times + 1) * trained;
-            read.frozen += times * (weights.of(part) - trained);
+            read.frozen += times * (weights.part(part) - trained);
         }
         read
     }
@@ -93,7 +93,7 @@ impl Counter {
             return 0;
         }
         let (weights, moves) = (self.weights_on_disk(levers), self.moves(1, levers));
-        moves.overlapped_copies.iter().map(|(part, times)| times * weights.of(*part)).sum()
+        moves.overlapped_copies.iter().map(|(part, times)| times * weights.part(*part)).sum()
     }
 
     /// The moves of a step.

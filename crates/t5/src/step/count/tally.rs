@@ -70,7 +70,7 @@ pub(super) struct Tally<'a> {
 
 impl<'a> Tally<'a> {
     /// Goes through all events of a step over this batch.
-    pub fn of(counter: &'a Counter, outline: Outline, batch: Shape, levers: &'a Levers) -> Tallied {
+    pub fn count(counter: &'a Counter, outline: Outline, batch: Shape, levers: &'a Levers) -> Tallied {
         let tally = Tally::through(counter, outline, batch, levers, None);
         let Tally { peak, head, saved, written, gradients_written, most_in_files: waiting, packed, on_host, .. } =
             tally;
@@ -297,7 +297,7 @@ impl<'a> Tally<'a> {
 
     /// Adds the bytes of a unit's weights that a micro-batch reads.
     fn reads(&mut self, unit: Unit, scene: Scene) {
-        if self.levers.has_weights_by_matrix() && self.weights.of(unit.part()) > 0 {
+        if self.levers.has_weights_by_matrix() && self.weights.part(unit.part()) > 0 {
             self.paged_in += self.counter.rehearsal_of(self.levers).cost(self.micro, scene).paged_in;
         }
     }
@@ -430,7 +430,8 @@ impl<'a> Tally<'a> {
         if self.levers.layer_major.is_none() {
             return;
         }
-        for spec in self.counter.trained.of(part).iter().flat_map(|spec| std::iter::repeat_n(spec, self.counter.sums)) {
+        for spec in self.counter.trained.part(part).iter().flat_map(|spec| std::iter::repeat_n(spec, self.counter.sums))
+        {
             let kind = (spec.shape.as_slice(), self.bytes_of(spec));
             match self.spare.iter().position(|spare| *spare == kind) {
                 Some(place) => drop(self.spare.swap_remove(place)),
@@ -523,7 +524,7 @@ impl<'a> Tally<'a> {
     /// copied to the device with its weight.
     fn read_back(&mut self) {
         let at_once = self.changed_at_once();
-        let specs = || self.waiting.iter().flat_map(|part| self.counter.trained.of(*part));
+        let specs = || self.waiting.iter().flat_map(|part| self.counter.trained.part(*part));
         let largest = specs().map(|spec| self.bytes_of(spec)).max().unwrap_or(0);
         if self.counter.pages_weights(self.levers) {
             self.live.weights = at_once * self.largest_changed(self.waiting.iter().copied());

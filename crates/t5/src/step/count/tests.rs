@@ -351,7 +351,7 @@ fn weights_of_a_base_are_counted_where_they_are_and_as_often_as_they_are_read() 
         let counter = Counter::new(&config, precisions, 0.1, &|spec| spec.is_of_adapter()).unwrap();
         let shape = Shape { samples: 4, source_tokens: 64, target_tokens: 64 };
         let (mut before, of_all) =
-            (u64::MAX, counter.weights_on_disk(&Levers::default()).of(Part::Decoder { block: 0 }));
+            (u64::MAX, counter.weights_on_disk(&Levers::default()).part(Part::Decoder { block: 0 }));
         for weight_blocks_in_memory in [0, 1, 2, 4, 5] {
             // Weights are read twice, or three times where gradients are computed again.
             for (kept_gradient_blocks, gradients_on_disk) in [(0, true), (99, false), (0, false), (3, false)] {

@@ -60,7 +60,7 @@ pub(crate) trait GraphRunner<T>: Debug {
 }
 
 impl Kind {
-    fn of(round: &Round<Tensor>) -> Self {
+    fn new(round: &Round<Tensor>) -> Self {
         let Round { batch, cx, gradients, events, .. } = *round;
         let [samples, source_tokens] = [0, 1].map(|side| batch.ids(false).dims()[side]);
         Self {
@@ -83,7 +83,7 @@ impl GraphRunner<Tensor> for MicroBatches {
         let changing = GraphInputs { tensors: &tensors, lengths, samples, key };
         let weights = round.parameters.iter().map(|parameter| &parameter.tensor);
         let external = weights.chain(round.gradients.accumulators()).map(Tensor::id).collect();
-        Ok(self.borrow_mut().begin(Kind::of(round), external, &changing)?)
+        Ok(self.borrow_mut().begin(Kind::new(round), external, &changing)?)
     }
 
     fn phase(&self, work: &mut dyn FnMut(Turn) -> Result<()>) -> Result<bool> {

@@ -157,7 +157,7 @@ impl<U: Unit> Backward<U> {
         self.dbias.iter_mut().for_each(|dbias| dbias.fill(0.0));
         let ahead = Ahead::backward(head, input, queries.clone(), to);
         for first in queries.clone().step_by(GROUP) {
-            let group = Part::of(&queries, first, GROUP, head, a);
+            let group = Part::new(&queries, first, GROUP, head, a);
             self.prepare(tiles, head, input, &group);
             for (key, is_first) in group.tiles(self.packed.base) {
                 for strip in (0..group.rows).step_by(STRIP) {
@@ -217,7 +217,7 @@ impl<U: Unit> Backward<U> {
         let s = &head.sizes;
         let size = s.head_size;
         let (first, rows) = (group.first + strip, STRIP.min(group.rows - strip));
-        let of_strip = Part::of(&(first..first + rows), first, rows, head, a);
+        let of_strip = Part::new(&(first..first + rows), first, rows, head, a);
         let (count, deep) = (blocks(of_strip.count(key)), blocks(group.rows));
         let of_group = blocks(group.count(key));
         let strip_cells = strip * size..(strip + STRIP) * size;

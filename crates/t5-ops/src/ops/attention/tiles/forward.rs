@@ -91,7 +91,7 @@ impl<U: Unit> Forward<U> {
         let scale = input.dropout.map_or(1.0, |d| d.scale() as f32);
         let ahead = Ahead::forward(head, input, queries.clone(), to);
         for first in queries.clone().step_by(STRIP) {
-            let strip = Part::of(&queries, first, STRIP, head, a);
+            let strip = Part::new(&queries, first, STRIP, head, a);
             let state = self.strip(tiles, head, a, input, &strip, &ahead);
             for (i, (largest, total)) in state.into_iter().enumerate().take(strip.rows) {
                 // A query that sees no key has sums of zero.
