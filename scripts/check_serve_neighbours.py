@@ -2,12 +2,14 @@
 """Ordinary clients of `train_low_mem serve` beside hostile ones.
 
     python scripts/check_serve_neighbours.py --binary target/release/train_low_mem --model runs/a --memory-budget 80MiB
+    python scripts/check_serve_neighbours.py --binary target/release/train_low_mem --model runs/ranker --endpoint rerank
 
 Eight clients ask short questions one after the other, in turn alone and beside one hostile client of each kind: heads of a byte a second, bodies of a
-byte a second, 128 connections that are kept alive, large nested JSON, prompts of blanks, streams that nobody reads, long answers without end, and heads
-that are no HTTP. Each client has an address of its own on loopback; with `--one-address` all have the same. The times alone and beside are taken in many
-short turns, so that other work of the machine meets both alike. The script fails if the 99th percentile of the ordinary clients more than doubles, or if one
-of them gets anything but its answer. It needs only Python.
+byte a second, 128 connections that are kept alive, large nested JSON, prompts of blanks, streams that nobody reads, long answers without end, heads
+that are no HTTP, and floods that are accepted: the longest prompts, as many of the longest texts as a request may have, and as many short texts. The floods
+go to each path that the model serves, whichever path the ordinary clients ask (`--endpoint`). Each client has an address of its own on loopback; with
+`--one-address` all have the same. The times alone and beside are taken in many short turns, so that other work of the machine meets both alike. The script
+fails if the 99th percentile of the ordinary clients more than doubles, or if one of them gets anything but its answer. It needs only Python.
 """
 import argparse
 import json
@@ -36,9 +38,9 @@ def connect(server, own):
     return socket.create_connection((host, int(port)), timeout=60, source_address=(own, 0))
 
 
-def post(body, more=""):
+def post(body, more="", path="/v1/completions"):
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}{more}Content-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{JSON}{more}Content-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
@@ -57,9 +59,17 @@ def answer(stream):
     return int(head.split(b" ")[1]), body
 
 
-def ordinary(server, own, seconds, result):
+SHORT = ["one two three", "two cows eat grass", "three", "four lions and a mouse"]
+ORDINARY = {
+    "completions": post({"prompt": "reverse: dog salt", "max_tokens": 8, "min_tokens": 8}),
+    "chat": post({"messages": [{"role": "user", "content": "reverse: dog salt"}], "max_tokens": 8, "min_tokens": 8}, path="/v1/chat/completions"),
+    "rerank": post({"query": "what do cows eat", "documents": SHORT}, path="/v1/rerank"),
+    "embeddings": post({"input": SHORT}, path="/v1/embeddings"),
+}
+
+
+def ordinary(server, own, seconds, ask, result):
     """Asks, one question after the other, every second one on a new connection."""
-    ask = post({"prompt": "reverse: dog salt", "max_tokens": 8, "min_tokens": 8})
     times, faults, stream = [], [], None
     begun = time.monotonic()
     while time.monotonic() - begun < seconds:
@@ -142,6 +152,50 @@ def long_answers(server, own):
         time.sleep(0.02)
 
 
+def flood(path, body, longest):
+    """Sixteen connections that always wait for the answer to an accepted request. `body` makes it of the longest text that is accepted there."""
+    def run(server, own):
+        text = longest_text(server, own, path, body) if longest else "a b"
+        ask, streams = post(body([text] * texts_of_body(text)), path=path), [None] * 16
+        while True:
+            for place, stream in enumerate(streams):
+                if stream is not None and not select.select([stream], [], [], 0)[0]:
+                    continue
+                try:
+                    if stream is not None:
+                        answer(stream)
+                    stream = streams[place] = stream or connect(server, own)
+                    stream.sendall(ask)
+                except OSError:
+                    streams[place] = None
+            time.sleep(0.02)
+    return run
+
+
+def texts_of_body(text):
+    """How many of these texts a request may have."""
+    return max(1, min(64, (120 << 10) // (len(text) + 4)))
+
+
+def longest_text(server, own, path, body):
+    """The longest of some texts that the server accepts, by asking."""
+    accepted, refused = 1, 1 << 12
+    while refused - accepted > 8:
+        words = (accepted + refused) // 2
+        with connect(server, own) as stream:
+            stream.sendall(post(body(["one two " * words]), path=path))
+            status = answer(stream)[0]
+        accepted, refused = (words, refused) if status == 200 else (accepted, words)
+    return "one two " * accepted
+
+
+def serves(server, path, body):
+    """Whether the model of the server answers on a path."""
+    with connect(server, "127.0.0.1") as stream:
+        stream.sendall(post(body(["a"]), path=path))
+        return answer(stream)[0] == 200
+
+
 def one_by_one(asks, pause, reads=True):
     """A client that sends these bytes, each time on a new connection."""
     def run(server, own):
@@ -175,14 +229,31 @@ HOSTILE = {
     "blanks": one_by_one([post({"prompt": blank * ((120 << 10) // len(blank.encode()))}) for blank in (" ", "\u3000", "\u200b")], 0.05),
     "unread streams": one_by_one([post({"prompt": "a b c", "stream": True, "max_tokens": 256, "min_tokens": 256})], 0.2, reads=False),
     "long answers": long_answers,
+    "long prompts": flood("/v1/completions", lambda texts: {"prompt": texts[:16], "max_tokens": 1}, True),
+    "long documents": flood("/v1/rerank", lambda texts: {"query": "one", "documents": texts}, True),
+    "short documents": flood("/v1/rerank", lambda texts: {"query": "one", "documents": texts}, False),
+    "long inputs": flood("/v1/embeddings", lambda texts: {"input": texts}, True),
+    "short inputs": flood("/v1/embeddings", lambda texts: {"input": texts}, False),
     "no HTTP": one_by_one([b"GET / HTTP/9\r\n\r\n", b"\x16\x03\x01garbage\r\n\r\n", b"GET /" + b"a" * 70000 + b" HTTP/1.1\r\n\r\n"], 0.02),
 }
 
 
-def measured(server, one_address, seconds, result):
+# The kinds that need a model which serves the path.
+NEEDS = {
+    "long answers": ("/v1/completions", lambda texts: {"prompt": texts, "max_tokens": 1}),
+    "unread streams": ("/v1/completions", lambda texts: {"prompt": texts, "max_tokens": 1}),
+    "long prompts": ("/v1/completions", lambda texts: {"prompt": texts, "max_tokens": 1}),
+    "long documents": ("/v1/rerank", lambda texts: {"query": "one", "documents": texts}),
+    "short documents": ("/v1/rerank", lambda texts: {"query": "one", "documents": texts}),
+    "long inputs": ("/v1/embeddings", lambda texts: {"input": texts}),
+    "short inputs": ("/v1/embeddings", lambda texts: {"input": texts}),
+}
+
+
+def measured(server, one_address, seconds, ask, result):
     """Adds the times of all ordinary clients to the result."""
     own = lambda number: "127.0.0.1" if one_address else f"127.0.0.{100 + number}"
-    threads = [threading.Thread(target=ordinary, args=(server, own(number), seconds, result)) for number in range(CLIENTS)]
+    threads = [threading.Thread(target=ordinary, args=(server, own(number), seconds, ask, result)) for number in range(CLIENTS)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
 
@@ -200,25 +271,28 @@ def main():
     parser.add_argument("--seconds", type=int, default=4, help="of a turn")
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--one-address", action="store_true")
-    parser.add_argument("--kinds", nargs="*", default=list(HOSTILE))
+    parser.add_argument("--endpoint", choices=list(ORDINARY), default="completions", help="of the ordinary clients")
+    parser.add_argument("--kinds", nargs="*", choices=list(HOSTILE), help="of hostile clients; by default all that the model can be asked")
     options = parsed(parser)
     failed, alone, beside = [], *({"times": [], "health": [], "faults": []} for _ in range(2))
     with serve(options.binary, options.model, memory_budget=options.memory_budget, in_group=options.group) as server:
-        measured(server.address, options.one_address, 2, {"times": [], "health": [], "faults": []})
+        ask = ORDINARY[options.endpoint]
+        kinds = options.kinds or [kind for kind in HOSTILE if kind not in NEEDS or serves(server.address, *NEEDS[kind])]
+        measured(server.address, options.one_address, 2, ask, {"times": [], "health": [], "faults": []})
         own = lambda number: "127.0.0.1" if options.one_address else f"127.0.0.{2 + number}"
         for _ in range(options.turns):
             server.idle()
-            measured(server.address, options.one_address, options.seconds, alone)
+            measured(server.address, options.one_address, options.seconds, ask, alone)
             processes = [multiprocessing.Process(target=hostile, args=(kind, server.address, own(number)), daemon=True)
-                         for number, kind in enumerate(options.kinds)]
+                         for number, kind in enumerate(kinds)]
             [process.start() for process in processes]
             time.sleep(2)
-            measured(server.address, options.one_address, options.seconds, beside)
+            measured(server.address, options.one_address, options.seconds, ask, beside)
             [process.kill() for process in processes]
         status, numbers = server.status(), {"alone": summary(alone), "beside": summary(beside)}
         ratio = numbers["beside"]["p99_ms"] / numbers["alone"]["p99_ms"]
         faults = beside["faults"]
-        result = {"run": origin(), "kinds": options.kinds, "one_address": options.one_address, **numbers, "ratio": round(ratio, 2),
+        result = {"run": origin(), "endpoint": options.endpoint, "kinds": kinds, "one_address": options.one_address, **numbers, "ratio": round(ratio, 2),
                   "faults": len(faults), "status": status}
         record(result, server, options.output)
         if faults:

@@ -5,8 +5,14 @@
 //! one size are answered in order. So a client with many requests delays the other clients little, and its long requests delay its short
 //! ones little.
 //!
+//! A place of the queue is the memory of one longest prompt. A request takes at least one place. Its short texts, however many, take as
+//! many as their bytes fill, and no more than half of the queue. So no request leaves others without a place. A request that waits makes way
+//! only if its client has another one, so the only request of a client stays, however large it is.
+//!
 //! Invariants: a dropped job counts as done, whatever its outcome. Before a new job is refused, jobs of disconnected
 //! clients are dropped. After [`Queue::close`] no job is added, and the engine gets the remaining jobs.
+
+pub(crate) mod places;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -15,10 +21,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 
+use self::places::PARTS;
 use crate::delivery::Delivery;
 use crate::error::ApiError;
 use crate::event::Event;
-use crate::request::{Options, Prompt};
+use crate::request::{Options, Prompt, Wanted};
 
 /// A client counts as active for this long after its last job began to wait.
 const ACTIVE: Duration = Duration::from_secs(2);
@@ -31,12 +38,16 @@ const BYTES_OF_A_TOKEN: usize = 4;
 pub struct Job {
     /// Index of the model in the server's settings.
     pub model: usize,
-    /// The prompt.
-    pub prompt: Prompt,
+    /// The prompt, which jobs about several labels share.
+    pub prompt: Arc<Prompt>,
     /// The settings for its answers.
     pub options: Options,
     /// Number of earlier jobs.
     pub number: u64,
+    /// The number of the request's first job.
+    request: u64,
+    /// The memory that the job takes in the queue, in parts of a place.
+    pub(crate) parts: usize,
     /// Who asks for how much.
     pub share: Share,
     /// The id of the request, for messages about it.
@@ -86,10 +97,34 @@ pub(crate) struct Origin {
 }
 
 impl Job {
-    pub(crate) fn new(origin: &Origin, prompt: Prompt, options: Options, first_choice: usize) -> Self {
+    pub(crate) fn new(origin: &Origin, prompt: Arc<Prompt>, options: Options, first_choice: usize) -> Self {
         let Origin { model, client, answer_tokens, request_id, events, delivery } = origin.clone();
         let share = Share::new(client, &prompt, &options, answer_tokens);
-        Job { model, prompt, options, number: 0, share, request_id, events, delivery, first_choice, running: None }
+        let (number, request, parts, running) = (0, 0, PARTS, None);
+        Job {
+            model,
+            prompt,
+            options,
+            number,
+            request,
+            parts,
+            share,
+            request_id,
+            events,
+            delivery,
+            first_choice,
+            running,
+        }
+    }
+
+    /// The parameter that the prompt came in, for errors about it.
+    pub fn parameter(&self) -> &'static str {
+        match (&*self.prompt, self.options.wanted) {
+            (Prompt::Chat(_), _) => "messages",
+            (Prompt::Pair(..), _) => "documents",
+            (_, Wanted::Vector(_)) => "input",
+            (Prompt::Text(_) | Prompt::Tokens(_), _) => "prompt",
+        }
     }
 
     /// Whether nobody waits for the events.
@@ -139,7 +174,10 @@ pub struct Queue {
 
 #[derive(Debug, Default)]
 struct State {
-    waiting: VecDeque<Job>,
+    /// The jobs of each share in order; no share without one.
+    waiting: BTreeMap<Share, VecDeque<Job>>,
+    /// The parts of places that they take.
+    parts: usize,
     running: BTreeMap<Share, Running>,
     is_closed: bool,
     /// Number of jobs so far.
@@ -224,7 +262,7 @@ pub struct Load {
 }
 
 impl Queue {
-    /// Makes a queue for at most `capacity` waiting jobs.
+    /// Makes a queue of so many places.
     pub fn new(capacity: usize) -> Arc<Self> {
         Arc::new(Queue { state: Mutex::default(), changed: Condvar::new(), capacity })
     }
@@ -233,28 +271,34 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds all jobs of a request, or none. In a full queue, the last jobs of a share that has more of them make way.
+    /// Adds all jobs of a request, or none. In a full queue, the last request of a share that has more in it makes way.
     ///
     /// # Errors
     /// 429 if they do not fit; 503 after [`Queue::close`].
-    pub(crate) fn push(&self, jobs: Vec<Job>) -> Result<(), ApiError> {
+    pub(crate) fn push(&self, mut jobs: Vec<Job>) -> Result<(), ApiError> {
         let Some(share) = jobs.first().map(|job| job.share) else { return Ok(()) };
+        let all = jobs.iter().map(|job| job.parts).sum();
+        jobs.iter_mut().for_each(|job| job.parts = places::counted(job.parts, all, self.capacity));
+        let parts: usize = jobs.iter().map(|job| job.parts).sum();
         let mut state = self.state();
         if state.is_closed {
             return Err(ApiError::new(503, "shutting_down", "the server is shutting down"));
         }
-        state.waiting.retain(|job| !job.is_cancelled());
-        while state.waiting.len() + jobs.len() > self.capacity {
+        if state.parts + parts > self.capacity * PARTS {
+            state.retain(|job| !job.is_cancelled());
+        }
+        while state.parts + parts > self.capacity * PARTS {
             let full = state.full(jobs.len());
-            if !state.make_way(share, jobs.len(), &full) {
+            if !state.make_way(share, parts, &full) {
                 return Err(full);
             }
         }
-        state.saw(share);
+        let request = state.number;
         for mut job in jobs {
-            job.number = state.number;
+            (job.number, job.request) = (state.number, request);
             state.number += 1;
-            state.waiting.push_back(job);
+            state.saw(job.share);
+            state.put(job);
         }
         self.changed.notify_all();
         Ok(())
@@ -307,8 +351,7 @@ impl Queue {
         // It locks the queue when it is dropped.
         drop(job.running.take());
         let mut state = self.state();
-        let place = state.waiting.partition_point(|other| other.number < job.number);
-        state.waiting.insert(place, job);
+        state.put(job);
     }
 
     fn begun(self: &Arc<Self>, state: &mut State, mut job: Job) -> Job {
@@ -327,7 +370,7 @@ impl Queue {
     /// The current numbers of jobs.
     pub fn load(&self) -> Load {
         let state = self.state();
-        Load { waiting: state.waiting.len(), running: state.running.values().map(|running| running.jobs).sum() }
+        Load { waiting: state.jobs().count(), running: state.running.values().map(|running| running.jobs).sum() }
     }
 
     /// In how many parts the engine's memory is divided so that each active client has the same, and of a client each active size.
@@ -344,7 +387,12 @@ impl Queue {
 impl State {
     /// Takes the first job of the client with the least work in progress, and of its sizes that with the least.
     fn take(&mut self, full: &[Share]) -> Option<Job> {
-        self.waiting.retain(|job| !job.is_cancelled());
+        for jobs in self.waiting.values_mut() {
+            while let Some(job) = jobs.pop_front_if(|job| job.is_cancelled()) {
+                self.parts -= job.parts;
+            }
+        }
+        self.waiting.retain(|_, jobs| !jobs.is_empty());
         let mut of_client: BTreeMap<IpAddr, Running> = BTreeMap::new();
         for (share, running) in &self.running {
             let all = of_client.entry(share.client).or_default();
@@ -352,9 +400,35 @@ impl State {
         }
         let of_share = |share: Share| self.running.get(&share).copied().unwrap_or_default();
         let work = |share: Share| (of_client.get(&share.client).copied().unwrap_or_default(), of_share(share));
-        let places = (0..self.waiting.len()).filter(|&place| !full.contains(&self.waiting[place].share));
-        let place = places.min_by_key(|&place| work(self.waiting[place].share))?;
-        self.waiting.remove(place)
+        let heads = self.waiting.iter().filter(|(share, _)| !full.contains(share));
+        let heads = heads.filter_map(|(share, jobs)| Some((*share, jobs.front()?.number)));
+        let (share, _) = heads.min_by_key(|&(share, number)| (work(share), number))?;
+        let job = self.waiting.get_mut(&share)?.pop_front()?;
+        self.parts -= job.parts;
+        Some(job)
+    }
+
+    /// Puts a job to its place among those of its share.
+    fn put(&mut self, job: Job) {
+        self.parts += job.parts;
+        let jobs = self.waiting.entry(job.share).or_default();
+        let place = jobs.partition_point(|other| other.number < job.number);
+        jobs.insert(place, job);
+    }
+
+    fn jobs(&self) -> impl Iterator<Item = &Job> {
+        self.waiting.values().flatten()
+    }
+
+    fn retain(&mut self, mut keeps: impl FnMut(&Job) -> bool) {
+        for jobs in self.waiting.values_mut() {
+            jobs.retain(|job| {
+                let is_kept = keeps(job);
+                self.parts -= if is_kept { 0 } else { job.parts };
+                is_kept
+            });
+        }
+        self.waiting.retain(|_, jobs| !jobs.is_empty());
     }
 
     fn saw(&mut self, share: Share) {
@@ -366,33 +440,39 @@ impl State {
     }
 
     fn full(&self, jobs: usize) -> ApiError {
-        let message = format!("{} requests wait already; try again later", self.waiting.len());
+        let message = format!("{} texts wait already; try again later", self.jobs().count());
         ApiError { retry_after_s: Some(self.seconds_until_free(jobs)), ..ApiError::new(429, "queue_full", message) }
     }
 
-    /// Refuses the last request of the client with most waiting jobs, if it has more than the new one's client would have. Otherwise the same
-    /// among the sizes of the new one's client.
-    fn make_way(&mut self, new: Share, jobs: usize, error: &ApiError) -> bool {
+    /// Refuses the last request of the client with most of the places, if it has more than the new one's client would have, and another one.
+    /// Otherwise the same among the sizes of the new one's client.
+    fn make_way(&mut self, new: Share, parts: usize, error: &ApiError) -> bool {
         let all = |job: &Job| Some(job.share.client);
-        let heavier = self.heaviest(all, (new.client, jobs)).unwrap_or(new.client);
+        let heavier = self.heaviest(all, (new.client, parts)).unwrap_or(new.client);
         let own = |job: &Job| (job.share.client == heavier).then_some(job.share.size);
         // A size of another client has nothing to compare with.
-        let own_jobs = if heavier == new.client { jobs } else { 0 };
-        let Some(size) = self.heaviest(own, (new.size, own_jobs)) else { return false };
+        let own_parts = if heavier == new.client { parts } else { 0 };
+        let Some(size) = self.heaviest(own, (new.size, own_parts)) else { return false };
         let share = Share { client: heavier, size };
-        let Some(last) = self.waiting.iter().rposition(|job| job.share == share) else { return false };
-        let Some(job) = self.waiting.remove(last) else { return false };
-        job.send(Event::Failed(error.clone()));
-        self.waiting.retain(|other| !other.events.same_channel(&job.events));
+        let Some(last) = self.waiting.get(&share).and_then(|jobs| jobs.back()) else { return false };
+        last.send(Event::Failed(error.clone()));
+        let request = last.request;
+        self.retain(|other| other.request != request);
         true
     }
 
-    /// The kind with the most waiting jobs, if it has more than the new kind would have after `jobs` more. With no new jobs, any kind counts.
-    fn heaviest<K: Ord + Copy>(&self, kind: impl Fn(&Job) -> Option<K>, (new, jobs): (K, usize)) -> Option<K> {
-        let mut waiting: BTreeMap<K, usize> = BTreeMap::new();
-        self.waiting.iter().filter_map(kind).for_each(|kind| *waiting.entry(kind).or_default() += 1);
-        let own = if jobs == 0 { 0 } else { waiting.get(&new).copied().unwrap_or(0) + jobs };
-        waiting.into_iter().max_by_key(|(_, count)| *count).filter(|&(_, count)| count > own).map(|(kind, _)| kind)
+    /// Of the kinds with several requests the one with most places, if it has more than the new kind would have after `parts` more. With nothing
+    /// new, any kind counts.
+    fn heaviest<K: Ord + Copy>(&self, kind: impl Fn(&Job) -> Option<K>, (new, parts): (K, usize)) -> Option<K> {
+        let mut waiting: BTreeMap<K, (usize, BTreeSet<u64>)> = BTreeMap::new();
+        for (kind, job) in self.jobs().filter_map(|job| Some((kind(job)?, job))) {
+            let of_kind = waiting.entry(kind).or_default();
+            of_kind.0 += job.parts;
+            of_kind.1.insert(job.request);
+        }
+        let own = if parts == 0 { 0 } else { waiting.get(&new).map_or(0, |of_kind| of_kind.0) + parts };
+        let several = waiting.into_iter().filter(|(_, (_, requests))| parts == 0 || requests.len() > 1);
+        several.max_by_key(|(_, (count, _))| *count).filter(|(_, (count, _))| *count > own).map(|(kind, _)| kind)
     }
 
     /// Estimated seconds until so many jobs have left the queue.
@@ -404,190 +484,4 @@ impl State {
 }
 
 #[cfg(test)]
-mod tests {
-    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-
-    use super::*;
-
-    use crate::delivery::Untaken;
-
-    fn job_of(client: u8, text: &str) -> (Job, UnboundedReceiver<(usize, Event)>) {
-        let (events, receiver) = unbounded_channel();
-        let delivery = Delivery::new(&Untaken::new(1 << 20, 1));
-        let origin =
-            Origin { model: 0, client: address(client), answer_tokens: 256, request_id: "r".into(), events, delivery };
-        let options =
-            Options { n: 1, max_tokens: Some(if text.starts_with("long") { 256 } else { 8 }), ..Options::default() };
-        (Job::new(&origin, Prompt::Text(text.into()), options, 0), receiver)
-    }
-
-    fn address(client: u8) -> IpAddr {
-        IpAddr::from([127, 0, 0, client])
-    }
-
-    fn job(text: &str) -> (Job, UnboundedReceiver<(usize, Event)>) {
-        job_of(1, text)
-    }
-
-    fn text(job: &Job) -> &str {
-        let Prompt::Text(text) = &job.prompt else { panic!("{job:?}") };
-        text
-    }
-
-    #[test]
-    fn jobs_come_out_in_order_and_only_so_many_wait() {
-        let queue = Queue::new(2);
-        let (jobs, receivers): (Vec<_>, Vec<_>) = ["a", "b", "c"].map(job).into_iter().unzip();
-        let mut jobs = jobs.into_iter();
-        queue.push(jobs.by_ref().take(2).collect()).unwrap();
-        let refused = queue.push(jobs.collect()).unwrap_err();
-        assert_eq!((refused.status, refused.retry_after_s), (429, Some(2)));
-        let first = queue.next().unwrap();
-        assert_eq!((text(&first), queue.load()), ("a", Load { waiting: 1, running: 1 }));
-        queue.put_back(queue.try_next(&[]).unwrap());
-        assert_eq!(queue.load(), Load { waiting: 1, running: 1 });
-        let second = queue.try_next(&[]).unwrap();
-        assert_eq!(text(&second), "b");
-        assert_eq!((first.number, second.number), (0, 1));
-        drop((first, second));
-        assert_eq!(queue.load(), Load::default());
-        drop(receivers);
-    }
-
-    #[test]
-    fn a_job_that_nobody_waits_for_makes_way() {
-        let queue = Queue::new(1);
-        let (gone, receiver) = job("gone");
-        queue.push(vec![gone]).unwrap();
-        drop(receiver);
-        let (next, _receiver) = job("next");
-        queue.push(vec![next]).unwrap();
-        assert_eq!(text(&queue.next().unwrap()), "next");
-    }
-
-    #[test]
-    fn a_closed_queue_gives_out_what_it_has_and_then_says_so() {
-        let queue = Queue::new(2);
-        let (only, _receiver) = job("a");
-        queue.push(vec![only]).unwrap();
-        queue.close();
-        assert_eq!(queue.push(vec![job("b").0]).unwrap_err().status, 503);
-        assert!(queue.next().is_some() && queue.next().is_none());
-    }
-
-    #[test]
-    fn the_client_with_the_least_work_in_progress_is_next() {
-        let queue = Queue::new(8);
-        let (jobs, _receivers): (Vec<_>, Vec<_>) = [(1, "a1"), (1, "a2"), (1, "a3"), (2, "b1"), (2, "b2"), (3, "c1")]
-            .map(|(c, text)| job_of(c, text))
-            .into_iter()
-            .unzip();
-        jobs.into_iter().for_each(|job| queue.push(vec![job]).unwrap());
-        assert_eq!(queue.parts(job("a").0.share), 3);
-        let mut running = Vec::new();
-        for (expected, work) in [("a1", 10), ("b1", 5), ("c1", 20), ("b2", 5), ("a2", 1), ("a3", 1)] {
-            let mut next = queue.try_next(&[]).unwrap();
-            assert_eq!(text(&next), expected);
-            next.weigh(work);
-            running.push(next);
-        }
-        running.clear();
-        assert_eq!(queue.load(), Load::default());
-    }
-
-    #[test]
-    fn in_a_full_queue_the_client_with_most_jobs_makes_way_for_one_with_fewer() {
-        let queue = Queue::new(3);
-        let (jobs, mut receivers): (Vec<_>, Vec<_>) = ["a1", "a2", "a3"].map(job).into_iter().unzip();
-        jobs.into_iter().for_each(|job| queue.push(vec![job]).unwrap());
-        assert_eq!(queue.push(vec![job("a4").0]).unwrap_err().status, 429);
-        let (other, _receiver) = job_of(2, "b1");
-        queue.push(vec![other]).unwrap();
-        assert!(matches!(receivers.pop().unwrap().try_recv(), Ok((0, Event::Failed(error))) if error.status == 429));
-        let order: Vec<String> = std::iter::from_fn(|| queue.try_next(&[])).map(|job| text(&job).to_owned()).collect();
-        assert_eq!(order, ["a1", "a2", "b1"]);
-    }
-
-    #[test]
-    fn of_refused_jobs_a_share_has_one_before_the_running_jobs_go_on() {
-        let queue = Queue::new(8);
-        let (jobs, _receivers): (Vec<_>, Vec<_>) =
-            [(1, "bad 1"), (1, "bad 2"), (1, "bad 3"), (2, "good"), (3, "bad 4")]
-                .map(|(c, text)| job_of(c, text))
-                .into_iter()
-                .unzip();
-        jobs.into_iter().for_each(|job| queue.push(vec![job]).unwrap());
-        let (mut running, mut rounds) = (Vec::new(), Vec::new());
-        while queue.load().waiting > 0 {
-            let mut round = Vec::new();
-            queue.admit(|job| {
-                round.push(text(&job).to_owned());
-                match text(&job).starts_with("bad") {
-                    true => Admission::Refused,
-                    false => {
-                        running.push(job);
-                        Admission::Begun
-                    }
-                }
-            });
-            rounds.push(round);
-        }
-        assert_eq!(rounds, [vec!["bad 1", "good", "bad 4"], vec!["bad 2"], vec!["bad 3"]]);
-    }
-
-    #[test]
-    fn jobs_without_room_stay_in_their_places() {
-        let queue = Queue::new(8);
-        let (jobs, _receivers): (Vec<_>, Vec<_>) =
-            [(1, "a1"), (1, "a2"), (2, "b1"), (3, "c1")].map(|(c, text)| job_of(c, text)).into_iter().unzip();
-        jobs.into_iter().for_each(|job| queue.push(vec![job]).unwrap());
-        let mut offered = Vec::new();
-        queue.admit(|job| {
-            offered.push(text(&job).to_owned());
-            if offered.len() == 2 { Admission::Full(job) } else { Admission::ShareIsFull(job) }
-        });
-        assert_eq!((offered, queue.load()), (vec!["a1".to_owned(), "b1".to_owned()], Load { waiting: 4, running: 0 }));
-        assert_eq!(text(&queue.next().unwrap()), "a1");
-    }
-
-    #[test]
-    fn short_jobs_do_not_wait_for_the_long_ones_of_their_client() {
-        let queue = Queue::new(4);
-        let (jobs, mut receivers): (Vec<_>, Vec<_>) =
-            ["long 1", "long 2", "long 3", "long 4"].map(job).into_iter().unzip();
-        jobs.into_iter().for_each(|job| queue.push(vec![job]).unwrap());
-        let mut running = vec![queue.try_next(&[]).unwrap()];
-        running[0].weigh(100);
-        for (number, text) in ["a1", "a2", "a3"].into_iter().enumerate() {
-            let (job, receiver) = job(text);
-            // The queue has room for one. Then the last long one makes way, until both sizes have two.
-            assert_eq!(queue.push(vec![job]).is_ok(), number < 2, "{text}");
-            receivers.push(receiver);
-        }
-        assert!(matches!(receivers[3].try_recv(), Ok((0, Event::Failed(error))) if error.status == 429));
-        assert_eq!(queue.parts(running[0].share), 2, "sizes of one client");
-        let mut order = Vec::new();
-        while let Some(mut next) = queue.try_next(&[]) {
-            next.weigh(if text(&next).starts_with("long") { 100 } else { 1 });
-            order.push(text(&next).to_owned());
-            running.push(next);
-        }
-        assert_eq!(order, ["a1", "a2", "long 2", "long 3"]);
-    }
-
-    #[test]
-    fn sizes_are_those_of_prompts_and_answers_together_and_few() {
-        let size = |prompt: Prompt, options: Options| Share::new(address(1), &prompt, &options, 256).size;
-        let check = |prompt: &str, n, max_tokens, expected| {
-            let options = Options { n, max_tokens, ..Options::default() };
-            assert_eq!(size(Prompt::Text(prompt.into()), options), expected, "{n} answers of {max_tokens:?} tokens");
-        };
-        check("short", 1, Some(8), 1);
-        check("short", 1, Some(16), 2);
-        check("short", 1, None, 4);
-        check("short", 4, Some(1 << 40), 5);
-        check(&"long".repeat(4096), 1, Some(1), 6);
-        let labels = Options { labels: vec![String::new(); 64], max_tokens: Some(1), ..Options::default() };
-        assert_eq!(size(Prompt::Tokens(Vec::new()), labels), 3);
-    }
-}
+mod tests;

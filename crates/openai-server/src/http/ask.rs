@@ -14,8 +14,8 @@ use super::reply::{JSON, refusal, respond};
 use super::shared::Shared;
 use crate::error::ApiError;
 use crate::event::Event;
-use crate::queue::{Job, Origin, untaken};
-use crate::request::{Interface, Request as Asked};
+use crate::queue::{Job, Origin, places, untaken};
+use crate::request::{Interface, Request as Asked, RequestLimits};
 use crate::response::{Choice, ResponseMetadata};
 
 /// The status of a request whose client left before the response, as in nginx's log.
@@ -144,7 +144,7 @@ pub(super) async fn ask(
     record.access.id = Some(form.id.clone());
     let choices = asked.prompts.len() * asked.options.n.max(asked.labels.len());
     let (is_stream, timeout) = (asked.stream, limits.request_timeout);
-    shared.queue.push(jobs(&origin, asked, limits.request.rows))?;
+    shared.queue.push(jobs(&origin, asked, &limits.request))?;
     Ok(Waiting { form, events, choices, is_stream, timeout })
 }
 
@@ -156,10 +156,17 @@ async fn read(shared: &Shared, interface: Interface, body: Incoming, record: &mu
     if !body.is_end_stream() {
         record.place.waits();
     }
+    let length = body.size_hint().exact().map_or(limits.body_bytes, |length| length as usize).min(limits.body_bytes);
+    record.place.turn_to_send(length).await;
     let bytes = body::read(body, &record.place, limits.body_bytes, limits.body_timeout).await;
     record.place.works();
     record.is_body_read = bytes.is_ok();
-    let asked = bytes.and_then(|bytes| Asked::parse(interface, &bytes, &limits.request));
+    let begun = Instant::now();
+    let asked = bytes.and_then(|bytes| {
+        let asked = Asked::parse(interface, &bytes, &limits.request);
+        record.place.parsed(bytes.len(), begun.elapsed());
+        asked
+    });
     record.place.body_is_over();
     record.access.error = None;
     asked
@@ -186,19 +193,26 @@ fn form(shared: &Shared, asked: &Asked, number: u64, model: &str) -> ResponseMet
 }
 
 /// The jobs of a request: one for each prompt, or for each prompt with as many labels as have rows.
-fn jobs(origin: &Origin, asked: Asked, rows: usize) -> Vec<Job> {
-    let Asked { prompts, options, labels, .. } = asked;
+fn jobs(origin: &Origin, asked: Asked, limits: &RequestLimits) -> Vec<Job> {
+    let Asked { prompts, mut options, labels, .. } = asked;
     let of_prompt = options.n.max(labels.len());
+    if !labels.is_empty() {
+        // Nothing is generated that could stop.
+        options.stop = Vec::new();
+    }
     let mut jobs = Vec::new();
     for (number, prompt) in prompts.into_iter().enumerate() {
-        let first = number * of_prompt;
-        for (part, labels) in labels.chunks(rows).enumerate() {
+        let (first, prompt) = (number * of_prompt, Arc::new(prompt));
+        for (part, labels) in labels.chunks(limits.rows).enumerate() {
             let options = crate::Options { labels: labels.to_vec(), ..options.clone() };
-            jobs.push(Job::new(origin, prompt.clone(), options, first + part * rows));
+            jobs.push(Job::new(origin, Arc::clone(&prompt), options, first + part * limits.rows));
         }
         if labels.is_empty() {
             jobs.push(Job::new(origin, prompt, options.clone(), first));
         }
     }
+    let held: Vec<_> = jobs.iter().map(|job| (&job.prompt, &job.options)).collect();
+    let parts = places::parts(&held, places::place_bytes(limits));
+    jobs.iter_mut().zip(parts).for_each(|(job, parts)| job.parts = parts);
     jobs
 }

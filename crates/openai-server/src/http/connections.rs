@@ -3,8 +3,11 @@
 //! When every place is taken, a connection gives way that keeps the server waiting: idle between two requests, with an incomplete head or
 //! body, or with an answer that it does not read. Clients with most connections give way first, and then who has been waited for the
 //! longest. A connection whose request is being answered stays. The memory of bodies is shared in the same way.
+//!
+//! One thread parses all bodies. So a client's bodies of about one size take at most its part of that thread's time ([`Turns`]); beyond it they
+//! are not read yet, and the connection keeps the server waiting.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,6 +16,15 @@ use tokio::sync::Notify;
 
 /// A body that takes no longer than this does not give way.
 const PROMPT_BODY: Duration = Duration::from_secs(1);
+
+/// A delay below this is none: a timer has no finer steps.
+const LEAST_DELAY: Duration = Duration::from_millis(2);
+
+/// The most time that others have before the next body of a client.
+const MOST_TURN: Duration = Duration::from_secs(1);
+
+/// Bytes of a body whose time says what a byte takes.
+const LARGE_BODY: f64 = 65_536.0;
 
 /// The time between two looks for a place.
 const RECHECK: Duration = Duration::from_millis(20);
@@ -27,12 +39,41 @@ pub(super) struct Connections {
     freed: Notify,
 }
 
+/// When the next body of each client and size may be read, so that parsing them takes no more than a client's part of the time.
+#[derive(Debug, Default)]
+struct Turns {
+    next: BTreeMap<(IpAddr, u32), Instant>,
+    /// The recent time of parsing a byte, in seconds.
+    byte_seconds: f64,
+}
+
+impl Turns {
+    /// When a body of so many bytes may be read, while so many clients are connected.
+    fn at(&mut self, (client, bytes): (IpAddr, usize), clients: usize, now: Instant) -> Instant {
+        self.next.retain(|_, next| *next > now);
+        let next = self.next.entry((client, bytes.max(1).ilog2() / 2)).or_insert(now);
+        // Its own time passes while it is parsed, and that of the others before its next one.
+        let others = (clients.max(2) - 1) as f64;
+        let at = *next;
+        *next += Duration::from_secs_f64((self.byte_seconds * bytes as f64 * others).min(MOST_TURN.as_secs_f64()));
+        at
+    }
+
+    fn parsed(&mut self, bytes: usize, took: Duration) {
+        let now = took.as_secs_f64() / bytes.max(1) as f64;
+        // A short body says little about a byte.
+        let part = (bytes as f64 / LARGE_BODY).min(1.0) / 8.0;
+        self.byte_seconds += (now - self.byte_seconds) * part;
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     number: u64,
     open: BTreeMap<u64, Entry>,
     body_bytes: usize,
     gave_way: u64,
+    turns: Turns,
 }
 
 #[derive(Debug)]
@@ -175,6 +216,24 @@ impl ConnectionSlot {
         self.body_ends.notified().await;
     }
 
+    /// Waits until a body of so many bytes may be read and parsed.
+    pub async fn turn_to_send(&self, bytes: usize) {
+        let now = Instant::now();
+        let at = {
+            let mut state = self.all.state();
+            let clients: BTreeSet<IpAddr> = state.open.values().map(|entry| entry.client).collect();
+            state.turns.at((self.client, bytes), clients.len(), now)
+        };
+        if at > now + LEAST_DELAY {
+            tokio::time::sleep_until(at.into()).await;
+        }
+    }
+
+    /// Notes the time that parsing a body took.
+    pub fn parsed(&self, bytes: usize, took: Duration) {
+        self.all.state().turns.parsed(bytes, took);
+    }
+
     /// Waits until a body may hold so many bytes more. Meanwhile the oldest of the bodies that come slowly gives way.
     pub async fn room_in_body(&self, bytes: usize) {
         loop {
@@ -260,6 +319,22 @@ mod tests {
             all.state().give_way(4);
             assert!(is_told(other.ended()).await, "it does not read");
         });
+    }
+
+    #[test]
+    fn a_client_parses_no_more_than_its_part_of_the_time_and_small_bodies_do_not_wait_for_large_ones() {
+        let (mut turns, begun) = (Turns::default(), Instant::now());
+        (0..200).for_each(|_| turns.parsed(1 << 17, Duration::from_millis(1)));
+        let ms = |at: Instant| at.saturating_duration_since(begun).as_millis();
+        let large: Vec<u128> = (0..4).map(|_| ms(turns.at((client(1), 1 << 17), 10, begun))).collect();
+        assert!(large.windows(2).all(|pair| (8..=9).contains(&(pair[1] - pair[0]))) && large[0] == 0, "{large:?}");
+        let (own_small, other) = (turns.at((client(1), 100), 10, begun), turns.at((client(2), 1 << 17), 10, begun));
+        assert_eq!((own_small, other), (begun, begun));
+        // What has passed is forgotten, and one client alone has half of the time.
+        let later = begun + Duration::from_secs(1);
+        let alone = [0; 2].map(|_| turns.at((client(1), 1 << 17), 1, later));
+        assert!(alone[0] == later && (900..=1000).contains(&(alone[1] - later).as_micros()), "{alone:?}");
+        assert_eq!(turns.next.len(), 1);
     }
 
     #[test]

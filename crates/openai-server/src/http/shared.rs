@@ -11,7 +11,7 @@ use crate::delivery::Untaken;
 use crate::error::ApiError;
 use crate::keys::Keys;
 use crate::metrics::{Gauge, Metrics};
-use crate::queue::Queue;
+use crate::queue::{Queue, places};
 use crate::request::RequestLimits;
 
 /// The settings of a server.
@@ -84,14 +84,17 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The most bytes that a server holds at its limits, with `waiting` jobs.
+    /// The most bytes that a server holds at its limits, with so many places for `waiting` requests.
     pub fn bytes(&self, waiting: usize) -> u64 {
         // A connection: hyper's two buffers, the task, and the parsed head.
         let connections = self.connections * (self.head_bytes * 2 + READ_AND_TASK_BYTES);
         let bodies = self.bodies * self.body_bytes;
         // One body is parsed at a time: a text is unescaped into a buffer that grows, and then kept.
         let parsed = PARSED_BYTES_A_BYTE * self.body_bytes + PARSED_BYTES;
-        let waiting = waiting * (self.request.prompt_bytes + WAITING_BYTES);
+        let waiting = {
+            let largest = places::largest(&self.request, self.body_bytes);
+            places::bytes(waiting, places::place_bytes(&self.request), largest)
+        };
         (connections + bodies + parsed + waiting + self.answer_bytes) as u64
     }
 }
@@ -104,9 +107,6 @@ const PARSED_BYTES_A_BYTE: usize = 6;
 
 /// Bytes of the nodes of a body that is parsed.
 const PARSED_BYTES: usize = 512 << 10;
-
-/// Bytes of a waiting job beside its prompt: its settings with their stop texts, and its place.
-const WAITING_BYTES: usize = 4 << 10;
 
 /// Called with each finished request; returns whether the log line could be written.
 pub(super) type Log = Box<dyn Fn(&Access) -> bool + Send + Sync>;

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use super::tree::{MOST_NODES, Tree, TreeLimits};
-use super::{Message, Options, Prompt, RequestLimits};
+use super::{LABEL_BYTES, Message, Options, Prompt, RequestLimits, STOPS};
 use crate::error::ApiError;
 
 /// Parameters that do not affect an answer.
@@ -205,7 +205,10 @@ impl Fields {
     /// A text or a list of texts, each of 1 to 256 bytes.
     fn texts(&mut self, name: &str, most: usize) -> Result<Vec<String>, ApiError> {
         let fault = || {
-            ApiError::parameter(name, format!("expected a text or a list of at most {most}, each of 1 to 256 bytes"))
+            ApiError::parameter(
+                name,
+                format!("expected a text or a list of at most {most}, each of 1 to {LABEL_BYTES} bytes"),
+            )
         };
         let texts = match self.take(name) {
             None => Vec::new(),
@@ -216,14 +219,14 @@ impl Fields {
             }
             Some(_) => return Err(fault()),
         };
-        match texts.iter().any(|text| text.is_empty() || text.len() > 256) {
+        match texts.iter().any(|text| text.is_empty() || text.len() > LABEL_BYTES) {
             true => Err(fault()),
             false => Ok(texts),
         }
     }
 
     fn stop(&mut self) -> Result<Vec<String>, ApiError> {
-        self.texts("stop", 4)
+        self.texts("stop", STOPS)
     }
 
     /// The texts to score: at least one.
@@ -281,7 +284,7 @@ impl Fields {
             Tree::Text(text) => Ok(Prompt::Text(text)),
             Tree::Ids(ids) => Ok(Prompt::Tokens(ids)),
             Tree::List(parts) if parts.is_empty() => Ok(Prompt::Tokens(Vec::new())),
-            Tree::TooManyIds(count) => Err(super::too_long(format!("{count} tokens"), limits)),
+            Tree::TooManyIds(count) => Err(super::too_long(name, format!("{count} tokens"), limits)),
             _ => Err(fault()),
         };
         match self.take(name) {
@@ -289,7 +292,7 @@ impl Fields {
             Some(Tree::List(values)) if values.is_empty() => Err(fault()),
             Some(value @ (Tree::List(_) | Tree::Skipped(_))) if value.parts() > Some(most) => {
                 let got = value.parts().unwrap_or_default();
-                Err(ApiError::parameter(name, format!("expected at most {most} prompts, got {got}")))
+                Err(ApiError::parameter(name, format!("expected at most {most} texts, got {got}")))
             }
             Some(Tree::List(values)) => values.into_iter().map(one).collect(),
             Some(value) => Ok(vec![one(value)?]),

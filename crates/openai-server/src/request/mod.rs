@@ -28,6 +28,18 @@ pub enum Interface {
     Embeddings,
 }
 
+impl Interface {
+    /// The parameter of the prompts, for errors about them.
+    fn prompts(self) -> &'static str {
+        match self {
+            Interface::Completions | Interface::Score => "prompt",
+            Interface::Chat => "messages",
+            Interface::Rerank => "documents",
+            Interface::Embeddings => "input",
+        }
+    }
+}
+
 /// Limits of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestLimits {
@@ -85,6 +97,12 @@ impl Default for RequestLimits {
     }
 }
 
+/// The most stop texts of a request.
+pub(crate) const STOPS: usize = 4;
+
+/// The most bytes of a label or a stop text.
+pub(crate) const LABEL_BYTES: usize = 256;
+
 /// A parsed request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
@@ -118,6 +136,26 @@ pub enum Prompt {
     /// A query, and a document that may answer it.
     Pair(Arc<str>, String),
 }
+
+impl Prompt {
+    /// The query, which all documents of a request share.
+    pub(crate) fn query(&self) -> Option<&Arc<str>> {
+        if let Prompt::Pair(query, _) = self { Some(query) } else { None }
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Prompt::Text(text) => text.len(),
+            Prompt::Tokens(ids) => size_of_val(ids.as_slice()),
+            Prompt::Pair(query, document) => query.len() + document.len(),
+            Prompt::Chat(messages) => messages.iter().map(|message| message.content.len() + MESSAGE_BYTES).sum(),
+        }
+    }
+}
+
+/// Bytes of a message beside its text: itself, its role, and their allocations.
+const MESSAGE_BYTES: usize = 96;
 
 /// What is wanted of a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -180,7 +218,7 @@ pub struct Options {
 }
 
 /// The most labels of a request, for each row.
-const LABELS_A_ROW: usize = 16;
+pub(crate) const LABELS_A_ROW: usize = 16;
 
 /// The most log-probabilities of tokens in an answer to a request.
 const MOST_LOGPROBS: usize = 8192;
@@ -245,7 +283,8 @@ impl Request {
     /// Refuses or cuts prompts of too many bytes, before they wait anywhere.
     fn cut(&mut self, limits: &RequestLimits) -> Result<(), ApiError> {
         let most = limits.prompt_bytes;
-        let refuse = |bytes: usize| too_long(format!("{bytes} bytes"), limits);
+        let parameter = self.interface.prompts();
+        let refuse = |bytes: usize| too_long(parameter, format!("{bytes} bytes"), limits);
         for prompt in &mut self.prompts {
             match prompt {
                 Prompt::Text(text) if text.len() > most => {
@@ -273,7 +312,9 @@ impl Request {
                 }
                 Prompt::Pair(query, document) if query.len() + document.len() > most => {
                     let bytes = query.len() + document.len();
-                    let room = most.checked_sub(query.len()).ok_or_else(|| refuse(bytes))?;
+                    let of_query = || too_long("query", format!("{} bytes", query.len()), limits);
+                    let room = most.checked_sub(query.len()).ok_or_else(of_query)?;
+                    let refuse = |bytes| too_long(parameter, format!("{bytes} bytes with the query"), limits);
                     let kept = limits.overflow.kept(document, room).ok_or_else(|| refuse(bytes))?;
                     *document = kept.to_owned();
                     self.options.is_cut = true;
@@ -286,10 +327,10 @@ impl Request {
 }
 
 /// The error of a prompt that is refused before it is tokenized.
-fn too_long(got: String, limits: &RequestLimits) -> ApiError {
-    let message = format!("the prompt has {got}, and at most {} bytes are read", limits.prompt_bytes);
+fn too_long(parameter: &str, got: String, limits: &RequestLimits) -> ApiError {
+    let message = format!("`{parameter}`: a text has {got}, and at most {} bytes are read", limits.prompt_bytes);
     let error = ApiError::new(400, "context_length_exceeded", message);
-    ApiError { parameter: Some("prompt".to_owned()), ..error }
+    ApiError { parameter: Some(parameter.to_owned()), ..error }
 }
 
 #[cfg(test)]

@@ -214,6 +214,118 @@ fn a_refusal_before_the_body_says_that_the_connection_ends_and_is_read_whole() {
 }
 
 #[test]
+fn each_refusal_is_logged_and_counted_and_says_whether_the_connection_goes_on() {
+    let running = start_with(Limits { body_bytes: 1000, ..limits() }, "sk-test-1", 8);
+    let key = "Authorization: Bearer sk-test-1\r\n";
+    let with =
+        |headers: &str, body: &str| request("/v1/completions", headers, body).replace("Connection: close\r\n", "");
+    let good = r#"{"prompt":"a"}"#;
+    let asks = [
+        // Before the body is read.
+        (with("", good), 401, "invalid_api_key", true),
+        (with(key, good).replace("POST", "PUT"), 405, "method_not_allowed", true),
+        (with(key, good).replace("/v1/completions", "/v1/nothing"), 404, "unknown_path", true),
+        (with(key, good).replace("Host: 127.0.0.1", "Host: a b"), 400, "invalid_http", true),
+        (with(key, good).replace("application/json", "text/plain"), 415, "not_json", true),
+        (with(key, &" ".repeat(1001)), 413, "body_too_large", true),
+        // After it.
+        (with(key, "{"), 400, "invalid_json", false),
+        (with(key, r#"{"prompt":"a","model":"b"}"#), 404, "model_not_found", false),
+        (with(key, r#"{"prompt":"fail"}"#), 400, "invalid_value", false),
+        // Without a body.
+        ("GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n".to_owned(), 401, "invalid_api_key", false),
+    ];
+    for (ask, expected, code, ends) in &asks {
+        let mut stream = running.connect();
+        stream.write_all(ask.as_bytes()).unwrap();
+        let mut bytes = [0; 4096];
+        let read = stream.read(&mut bytes).unwrap();
+        let answer = std::str::from_utf8(&bytes[..read]).unwrap();
+        refused(answer, *expected, code);
+        assert_eq!(answer.contains("\r\nconnection: close\r\n"), *ends, "{code}: {answer}");
+        if *ends {
+            assert_eq!(rest(stream), "", "{code}");
+        } else {
+            stream
+                .write_all(format!("GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").as_bytes())
+                .unwrap();
+            assert_eq!(status(&rest(stream)), 200, "{code}");
+        }
+    }
+    let metrics = running.exchange(format!("GET /metrics HTTP/1.1\r\nHost: a\r\n{key}Connection: close\r\n\r\n"));
+    let counted =
+        metrics.lines().filter(|line| line.starts_with("serve_requests_total{") && !line.contains("status=\"200\""));
+    let counted: usize = counted.filter_map(|line| line.rsplit(' ').next()?.parse::<usize>().ok()).sum();
+    assert_eq!(counted, asks.len(), "{metrics}");
+    let log = running.log.clone();
+    assert!(running.end());
+    let logged: Vec<(u16, &str)> =
+        log.lock().unwrap().iter().filter_map(|access| Some((access.status, access.error?))).collect();
+    assert_eq!(logged, asks.each_ref().map(|(_, status, code, _)| (*status, *code)));
+}
+
+#[test]
+fn an_error_names_the_parameter_that_the_request_has() {
+    let running = start();
+    let long = "x".repeat(20_000);
+    for (path, body, expected) in [
+        ("/v1/completions", format!(r#"{{"prompt":"{long}"}}"#), "prompt"),
+        ("/v1/completions", format!(r#"{{"prompt":[{}1]}}"#, "1,".repeat(20_000)), "prompt"),
+        ("/v1/score", format!(r#"{{"prompt":"{long}","labels":["a"]}}"#), "prompt"),
+        ("/v1/chat/completions", format!(r#"{{"messages":[{{"role":"user","content":"{long}"}}]}}"#), "messages"),
+        ("/v1/embeddings", format!(r#"{{"input":["a","{long}"]}}"#), "input"),
+        ("/v1/embeddings", format!(r#"{{"input":[[{}1]]}}"#, "1,".repeat(20_000)), "input"),
+        ("/v1/embeddings", format!(r#"{{"input":[{}"a"]}}"#, r#""a","#.repeat(64)), "input"),
+        ("/v1/rerank", format!(r#"{{"query":"a","documents":["a","{long}"]}}"#), "documents"),
+        ("/v1/rerank", format!(r#"{{"query":"{long}","documents":["a"]}}"#), "query"),
+    ] {
+        let answer = running.post(path, &body);
+        let error = &json(&answer)["error"];
+        assert_eq!((status(&answer), error["param"].as_str()), (400, Some(expected)), "{path}: {answer}");
+        let message = error["message"].as_str().unwrap();
+        assert!(
+            message.contains(&format!("`{expected}`")) && (expected == "prompt" || !message.contains("prompt")),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn the_largest_request_of_each_path_is_served_beside_others() {
+    let running = start_with(limits(), "", 64);
+    let text = |bytes: usize| "x".repeat(bytes);
+    let list = |text: String, count: usize| format!("[{}]", vec![format!("\"{text}\""); count].join(","));
+    let labels: Vec<String> = (0..64).map(|number| format!("\"{number:0256}\"")).collect();
+    for (path, body) in [
+        ("/v1/completions", format!(r#"{{"prompt":{}}}"#, list(text(8000), 16))),
+        ("/v1/score", format!(r#"{{"prompt":{},"labels":[{}]}}"#, list(text(6000), 16), labels.join(","))),
+        ("/v1/rerank", format!(r#"{{"query":"q","documents":{}}}"#, list(text(2000), 64))),
+        ("/v1/embeddings", format!(r#"{{"input":{}}}"#, list(text(2000), 64))),
+    ] {
+        let whole = std::thread::scope(|scope| {
+            let first = scope.spawn(|| running.complete(r#"{"prompt":"wait"}"#));
+            while running.queue.load().running == 0 {
+                std::thread::yield_now();
+            }
+            let largest = scope.spawn(|| running.post(path, &body));
+            while running.queue.load().waiting < 16 {
+                std::thread::yield_now();
+            }
+            // Others of the same address have room beside it.
+            let others: Vec<_> = (0..16).map(|_| scope.spawn(|| running.complete(r#"{"prompt":"a"}"#))).collect();
+            while running.queue.load().waiting < 16 + 16 {
+                std::thread::yield_now();
+            }
+            running.go.send(()).unwrap();
+            assert_eq!(status(&first.join().unwrap()), 200);
+            others.into_iter().for_each(|other| assert_eq!(status(&other.join().unwrap()), 200));
+            largest.join().unwrap()
+        });
+        assert_eq!(status(&whole), 200, "{path}: {}", &whole[..400.min(whole.len())]);
+    }
+}
+
+#[test]
 fn clients_that_keep_the_server_waiting_give_way_to_others() {
     let running = start_with(Limits { connections: 4, ..limits() }, "", 8);
     let kept = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";

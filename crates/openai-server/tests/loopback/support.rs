@@ -51,7 +51,7 @@ pub fn start_with(limits: Limits, keys: &str, capacity: usize) -> Running {
     let of_engine = Arc::clone(&queue);
     let engine = std::thread::spawn(move || {
         while let Some(job) = of_engine.next() {
-            let prompt = match &job.prompt {
+            let prompt = match &*job.prompt {
                 Prompt::Text(text) => text.clone(),
                 Prompt::Tokens(ids) => format!("{ids:?}"),
                 Prompt::Chat(messages) => messages.last().unwrap().content.clone(),

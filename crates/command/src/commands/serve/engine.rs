@@ -4,14 +4,16 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use dataloader::Tokenizer;
 use openai_server::{
-    Admission, ApiError, Event, Finish, Job, Overflow, Prompt, Queue, StreamedText, TokenLogprob, Wanted,
+    Admission, ApiError, Event, Finish, Job, Overflow, Prompt, Queue, Share, StreamedText, TokenLogprob, Wanted,
 };
 use planner::AnswerBytes;
 use t5::{Answer, AnswerShape, GenerateOptions, TokenScore, Told};
 
+use super::fair::{Fair, Sides};
 use super::models::{Loaded, Served};
 use super::request_options::{self, Defaults};
 use super::texts::{self, Text};
@@ -52,6 +54,10 @@ pub struct Engine<'a> {
     pub vectors: Option<&'a Vectors>,
     /// Texts that were taken up and have no result yet, by the number of their job.
     pub texts: BTreeMap<u64, Text>,
+    /// The turns of texts.
+    pub fair: Fair,
+    /// The turns of texts and of running answers.
+    pub sides: Sides,
 }
 
 /// A running job.
@@ -77,6 +83,13 @@ impl Sent {
     fn new(stops: &[String]) -> Self {
         Sent { text: StreamedText::new(stops), tokens: 0, logprobs: Vec::new() }
     }
+}
+
+/// The time that was spent on both sides.
+#[derive(Default)]
+struct Took {
+    texts: Duration,
+    answers: Duration,
 }
 
 /// A job whose request was checked.
@@ -110,52 +123,99 @@ impl Engine<'_> {
             if self.running.is_empty() && self.texts.is_empty() {
                 // Between two bursts of requests, memory goes back to the system.
                 heap::release_unused();
-                self.turns.clear();
+                self.fair.clear();
+                self.sides.clear();
                 let Some(job) = self.queue.next() else { return };
+                self.turns.clear();
                 let prepared = self.prepared(&job);
                 self.begin(job, prepared);
             }
-            self.admit();
-            self.step_texts();
-            self.step();
+            if self.running.is_empty() {
+                // Texts may go on for ever, and no answer waits for another one.
+                self.turns.clear();
+            }
+            let begun = self.admit();
+            self.forget_cancelled();
+            let (texts, answers) = (self.shares_of_texts(), self.shares_of_answers());
+            self.sides.texts_took(begun.texts, texts.len());
+            self.sides.answers_took(begun.answers, answers.len());
+            let now = Instant::now();
+            if self.sides.is_turn_of_texts(&texts, &answers) {
+                self.step_texts();
+                self.sides.texts_took(now.elapsed(), texts.len());
+            } else if !answers.is_empty() {
+                self.step();
+                self.sides.answers_took(now.elapsed(), answers.len());
+            }
         }
     }
 
-    /// Starts the next jobs of the queue while they fit beside the running jobs.
-    fn admit(&mut self) {
-        let queue = Arc::clone(&self.queue);
+    fn shares_of_texts(&self) -> BTreeSet<Share> {
+        self.texts.values().map(|text| text.job.share).collect()
+    }
+
+    fn shares_of_answers(&self) -> BTreeSet<Share> {
+        self.running.values().map(|running| running.job.share).collect()
+    }
+
+    /// Starts the next jobs of the queue while they fit beside the running jobs. Returns the time for it: tokenizing a prompt takes some, and so
+    /// does the encoder's pass before an answer.
+    fn admit(&mut self) -> Took {
+        let (queue, mut took) = (Arc::clone(&self.queue), Took::default());
         queue.admit(|job| {
-            let prepared = self.prepared(&job);
-            let room = prepared.as_ref().map_or(Room::Is, |prepared| self.room(&job, prepared.bytes));
-            if room == Room::Is {
-                let is_refused = prepared.is_err();
-                self.begin(job, prepared);
-                return if is_refused { Admission::Refused } else { Admission::Begun };
-            }
-            if self.prepared.len() >= MOST_PREPARED {
-                self.prepared.clear();
-            }
-            self.prepared.extend(prepared.ok().map(|prepared| (job.number, prepared)));
-            if room == Room::Full { Admission::Full(job) } else { Admission::ShareIsFull(job) }
+            let (begun, is_text) = (Instant::now(), is_text(&job));
+            let admission = self.offered(job, took.answers);
+            *(if is_text { &mut took.texts } else { &mut took.answers }) += begun.elapsed();
+            admission
         });
+        took
+    }
+
+    /// Starts a job if it fits. `took`: the time in which answers were begun since the last step.
+    fn offered(&mut self, job: Job, took: Duration) -> Admission {
+        let prepared = self.prepared(&job);
+        let room = prepared.as_ref().map_or(Room::Is, |prepared| self.room(&job, prepared, took));
+        if room == Room::Is {
+            let is_refused = prepared.is_err();
+            self.begin(job, prepared);
+            return if is_refused { Admission::Refused } else { Admission::Begun };
+        }
+        if self.prepared.len() >= MOST_PREPARED {
+            self.prepared.clear();
+        }
+        self.prepared.extend(prepared.ok().map(|prepared| (job.number, prepared)));
+        if room == Room::Full { Admission::Full(job) } else { Admission::ShareIsFull(job) }
     }
 
     /// Whether a job fits beside the running ones. While several clients ask, or one for answers of different sizes, none of them has more than
     /// its share of the memory, except for one job, or of the time.
-    fn room(&self, job: &Job, bytes: u64) -> Room {
+    fn room(&self, job: &Job, prepared: &Prepared, took: Duration) -> Room {
         let held = |counts: &dyn Fn(&Job) -> bool| -> u64 {
             let running = self.running.values().map(|running| (&running.job, running.bytes));
             let texts = self.texts.values().map(|text| (&text.job, text.bytes));
             running.chain(texts).filter(|(job, _)| counts(job)).map(|(_, bytes)| bytes).sum()
         };
+        let bytes = prepared.bytes;
         let own = held(&|running| running.share == job.share);
         let share = self.budget / self.queue.parts(job.share) as u64;
         let is_within_share = own == 0 || own + bytes <= share;
-        if !is_within_share || !self.turns.may_begin(job.share.size) {
+        if !is_within_share || !self.has_turn(job, prepared.source.len(), took) {
             return Room::ShareIsFull;
         }
         let is_loadable = self.loaded.has_space(job.model, &self.served[job.model]);
         if held(&|_| true) + bytes <= self.budget && is_loadable { Room::Is } else { Room::Full }
+    }
+
+    /// Whether the share of a job has not had more than its part of the time. Of texts it has no more in progress than a batch can take: the
+    /// others wait in the queue, and cost nothing.
+    fn has_turn(&self, job: &Job, tokens: usize, took: Duration) -> bool {
+        if !is_text(job) {
+            let are_ahead = || self.sides.answers_are_ahead(took, self.shares_of_answers().len());
+            return self.turns.may_begin(job.share.size) && (self.texts.is_empty() || !are_ahead());
+        }
+        let of_share = self.texts.values().filter(|text| text.job.share == job.share);
+        let taken: usize = of_share.map(|text| text.source.len()).sum();
+        taken == 0 || taken + tokens <= self.loaded.batch_tokens()
     }
 
     /// What a job needs. It is tokenized once, however long it waits.
@@ -170,18 +230,17 @@ impl Engine<'_> {
         self.check_dimensions(job)?;
         let (mut source, is_cut) = self.source(job)?;
         if let Some(id) = source.iter().find(|&&id| id as usize >= config.vocab_size) {
-            return Err(ApiError::parameter("prompt", format!("token {id} is not among the {}", config.vocab_size)));
+            let message = format!("token {id} is not among the {}", config.vocab_size);
+            return Err(ApiError::parameter(job.parameter(), message));
         }
         source.extend(config.eos_token_ids.first().copied());
         let given = self.given(job)?;
         let options = match given.is_empty() {
-            _ if job.options.wanted != Wanted::Answers => {
-                GenerateOptions { max_new_tokens: 1, ..GenerateOptions::default() }
-            }
+            _ if is_text(job) => GenerateOptions { max_new_tokens: 1, ..GenerateOptions::default() },
             true => self.defaults.with(&job.options, job.number)?,
             false => GenerateOptions::of_given(&given),
         };
-        let shape = if job.options.wanted == Wanted::Answers { options.shape() } else { AnswerShape::greedy(1) };
+        let shape = if is_text(job) { AnswerShape::greedy(1) } else { options.shape() };
         let bytes = self.bytes.count(1, source.len(), shape);
         if bytes > self.budget {
             let message = format!(
@@ -205,7 +264,7 @@ impl Engine<'_> {
     fn source(&self, job: &Job) -> Result<(Vec<u32>, bool), ApiError> {
         let config = &self.served[job.model].config;
         let most = self.max_source_tokens.saturating_sub(1).max(1);
-        let (mut source, overflow) = match &job.prompt {
+        let (mut source, overflow) = match &*job.prompt {
             Prompt::Tokens(ids) => (ids.clone(), self.overflow),
             prompt => {
                 let of_pair = || self.served[job.model].ranking.as_ref().ok().map(|(_, template)| template);
@@ -217,7 +276,7 @@ impl Engine<'_> {
                 self.tokenized.fetch_add(1, Ordering::Relaxed);
                 let encoded = self.tokenizer.encode_start(&text, read);
                 let mut ids = self.tokenizer.start_ids().to_vec();
-                ids.extend(encoded.map_err(|error| refused("prompt", error))?);
+                ids.extend(encoded.map_err(|error| refused(job.parameter(), error))?);
                 (ids, overflow)
             }
         };
@@ -227,12 +286,8 @@ impl Engine<'_> {
             Overflow::CutEnd => source.truncate(most),
             Overflow::CutBeginning => drop(source.drain(..source.len() - most)),
             Overflow::Refuse => {
-                let message = format!(
-                    "the prompt has more than {most} tokens; `serve --max-source-tokens` sets the limit, and \
-                     `--prompt-overflow truncate` cuts longer prompts"
-                );
-                let error = ApiError::new(400, "context_length_exceeded", message);
-                return Err(ApiError { parameter: Some("prompt".to_owned()), ..error });
+                let error = ApiError::new(400, "context_length_exceeded", too_long(job, most));
+                return Err(ApiError { parameter: Some(job.parameter().to_owned()), ..error });
             }
         }
         Ok((source, is_longer || job.options.is_cut))
@@ -263,7 +318,7 @@ impl Engine<'_> {
             Err(error) => return job.send(Event::Failed(error)),
         };
         job.weigh(bytes);
-        if job.options.wanted != Wanted::Answers {
+        if is_text(&job) {
             job.send(Event::Started { prompt_tokens: source.len(), is_cut });
             self.texts.insert(job.number, Text { job, source, bytes });
             return;
@@ -289,11 +344,23 @@ impl Engine<'_> {
         }
     }
 
+    /// Drops the jobs whose clients have left.
+    fn forget_cancelled(&mut self) {
+        self.texts.retain(|_, text| !text.job.is_cancelled());
+        self.running.retain(|_, running| !running.job.is_cancelled());
+        for number in self.loaded.busy() {
+            if let Some(together) = self.loaded.together(number) {
+                together.retain(|key| self.running.contains_key(&key));
+            }
+        }
+    }
+
     /// Computes the next texts that get no answer, and tells their jobs.
     fn step_texts(&mut self) {
-        self.texts.retain(|_, text| !text.job.is_cancelled());
-        let bytes = |count: usize, tokens: usize| self.bytes.count(count, tokens, AnswerShape::greedy(1));
-        let next = texts::next(&self.texts, &bytes);
+        let waiting: Vec<_> = self.texts.iter().map(|(key, text)| text.waiting(*key)).collect();
+        let held: u64 = self.texts.values().map(|text| text.bytes).sum();
+        let fits = |count: usize, tokens: usize| self.bytes.count(count, tokens, AnswerShape::greedy(1)) <= held;
+        let next = self.fair.next(&waiting, self.loaded.batch_tokens(), fits);
         let batch: Vec<Text> = next.iter().filter_map(|key| self.texts.remove(key)).collect();
         let Some(number) = batch.first().map(|text| text.job.model) else { return };
         let (served, activations) = (&self.served[number], self.defaults.activations);
@@ -320,13 +387,11 @@ impl Engine<'_> {
 
     /// Generates one more token for every client that is still connected.
     fn step(&mut self) {
-        self.running.retain(|_, running| !running.job.is_cancelled());
         let turns = self.turns.next(&self.rows());
         let has_turn: BTreeSet<u64> =
             self.running.iter().filter(|(_, running)| turns[&running.job.share.size]).map(|(key, _)| *key).collect();
         for number in self.loaded.busy() {
             let Some(together) = self.loaded.together(number) else { continue };
-            together.retain(|key| self.running.contains_key(&key));
             // A card takes about as long for a few rows more.
             let is_card = !together.model().device().is_cpu();
             let takes_part = |key: u64| is_card || has_turn.contains(&key);
@@ -414,6 +479,26 @@ impl Running {
             self.job.send(Event::Finished { choice, reason });
         }
     }
+}
+
+/// Whether a job gets a score or a vector instead of an answer.
+fn is_text(job: &Job) -> bool {
+    job.options.wanted != Wanted::Answers
+}
+
+/// What is said of a prompt with more than `most` tokens.
+fn too_long(job: &Job, most: usize) -> String {
+    let what = match job.parameter() {
+        "documents" => "a document has, with the query,",
+        "messages" => "the messages have",
+        "input" => "a text has",
+        _ => "the prompt has",
+    };
+    format!(
+        "`{}`: {what} more than {most} tokens; `serve --max-source-tokens` sets the limit, and `--prompt-overflow truncate` \
+         cuts longer prompts",
+        job.parameter()
+    )
 }
 
 /// The log-probabilities of a token, as text.

@@ -5,6 +5,7 @@
 
 mod access_log;
 mod engine;
+mod fair;
 pub mod models;
 mod request_options;
 mod texts;
@@ -29,6 +30,7 @@ use t5::AnswerShape;
 
 use self::access_log::AccessLog;
 use self::engine::Engine;
+use self::fair::{Fair, Sides};
 use self::models::{Loaded, Named};
 use self::request_options::Defaults;
 use self::turns::Turns;
@@ -123,6 +125,8 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
         prepared: BTreeMap::new(),
         vectors: named.vectors.as_ref(),
         texts: BTreeMap::new(),
+        fair: Fair::default(),
+        sides: Sides::default(),
     };
     engine.run();
     if !server.join() {

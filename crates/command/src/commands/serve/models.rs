@@ -193,6 +193,12 @@ struct Model {
     is_adapter: bool,
 }
 
+/// The most tokens of texts that are computed together. Beyond it, a processor computes them no sooner, and others wait for longer.
+const BATCH_TOKENS: usize = 256;
+
+/// The same where a pass takes about as long for more of them: on a card, and where each pass reads the weights from files.
+const LARGE_BATCH_TOKENS: usize = 4 * BATCH_TOKENS;
+
 impl Loaded {
     /// The base, with space for `most` adapters.
     pub fn new(base: T5, activations: DType, most: usize) -> Self {
@@ -236,6 +242,11 @@ impl Loaded {
         let together = ContinuousBatch::new(model, self.activations);
         self.all.push(Model { number, together, last_use: self.uses, is_adapter: served.adapter.is_some() });
         Ok(&mut self.all.last_mut().expect("just pushed").together)
+    }
+
+    /// The most tokens of texts that are computed together.
+    pub fn batch_tokens(&self) -> usize {
+        if self.base.device().is_cpu() && !self.base.is_in_file() { BATCH_TOKENS } else { LARGE_BATCH_TOKENS }
     }
 
     /// The numbers of the models that are answering.

@@ -1,12 +1,10 @@
-//! Texts that get a score or a vector instead of an answer. All that wait are computed together, as many as fit, those of one job after the
-//! other.
-
-use std::collections::BTreeMap;
+//! Texts that get a score or a vector instead of an answer.
 
 use candle_core::DType;
 use openai_server::{ApiError, Event, Job, Wanted};
 use t5::{EvalContext, Head, T5};
 
+use super::fair::Waiting;
 use super::models::Served;
 use crate::answers::ranker::Ranker;
 use crate::answers::vectors::{Vectors, normalize};
@@ -18,6 +16,13 @@ pub struct Text {
     pub source: Vec<u32>,
     /// The bytes of computing it alone.
     pub bytes: u64,
+}
+
+impl Text {
+    /// The text with its key, as [`Fair`](super::fair::Fair) sees it: those of one model and of one kind are computed together.
+    pub fn waiting(&self, key: u64) -> Waiting<(usize, bool)> {
+        Waiting { key, share: self.job.share, tokens: self.source.len(), kind: (self.job.model, is_ranked(&self.job)) }
+    }
 }
 
 /// Refuses what a model does not do.
@@ -37,19 +42,6 @@ pub fn check(served: &Served, wanted: Wanted) -> Result<(), ApiError> {
         (Wanted::Score, Head::Tokens(_)) => format!("`{name}` ranks nothing"),
     };
     Err(ApiError::new(400, "not_supported", message))
-}
-
-/// The numbers of the texts to compute next: texts of about the same length, for the model of the first one and of its kind. One batch of them
-/// needs no more memory than was reserved when they were admitted. `bytes(texts, tokens)` is the memory of a batch.
-pub fn next(texts: &BTreeMap<u64, Text>, bytes: &dyn Fn(usize, usize) -> u64) -> Vec<u64> {
-    let Some(first) = texts.values().next() else { return Vec::new() };
-    let is_alike = |text: &Text| text.job.model == first.job.model && is_ranked(&text.job) == is_ranked(&first.job);
-    let mut alike: Vec<(&u64, &Text)> = texts.iter().filter(|(_, text)| is_alike(text)).collect();
-    let held: u64 = alike.iter().map(|(_, text)| text.bytes).sum();
-    alike.sort_by_key(|(_, text)| std::cmp::Reverse(text.source.len()));
-    let longest = alike[0].1.source.len();
-    let count = (2..=alike.len()).take_while(|&count| bytes(count, longest) <= held).last().unwrap_or(1);
-    alike[..count].iter().map(|(key, _)| **key).collect()
 }
 
 /// What is told about some sources.
