@@ -35,21 +35,18 @@ pub enum ContrastiveLoss {
 }
 
 impl ContrastiveLoss {
+    /// The losses with their names in `embedding.loss`.
+    pub const NAMES: [(&'static str, Self); 2] = [("mnr", Self::Mnr), ("triplet", Self::Triplet)];
+
     /// The loss of this name.
     pub fn named(name: &str) -> Option<Self> {
-        match name {
-            "mnr" | "infonce" => Some(Self::Mnr),
-            "triplet" => Some(Self::Triplet),
-            _ => None,
-        }
+        let name = if name == "infonce" { "mnr" } else { name };
+        Self::NAMES.iter().find(|(other, _)| *other == name).map(|(_, loss)| *loss)
     }
 
     /// Its name.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Mnr => "mnr",
-            Self::Triplet => "triplet",
-        }
+        Self::NAMES.iter().find(|(_, loss)| *loss == self).map_or("", |(name, _)| name)
     }
 }
 

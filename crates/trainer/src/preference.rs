@@ -101,6 +101,16 @@ impl PreferenceLoss {
         ROWS.iter().map(|row| row.loss)
     }
 
+    /// The losses with their names in `preference.loss`.
+    pub const NAMES: [(&'static str, Self); ROWS.len()] = {
+        let (mut names, mut number) = ([("", Self::Dpo); ROWS.len()], 0);
+        while number < names.len() {
+            names[number] = (ROWS[number].name, ROWS[number].loss);
+            number += 1;
+        }
+        names
+    };
+
     /// The loss of this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::all().find(|loss| loss.name() == name)

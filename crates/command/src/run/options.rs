@@ -3,11 +3,12 @@
 use dataloader::Objective;
 use planner::Plan;
 pub use run_plan::options::{answers, master_weights, trainer_options};
-use t5::{Head, Labels};
+use t5::Head;
 use text_metrics::bleu::Tokenization;
 use text_metrics::{LabelsInText, Metric};
 use trainer::ranking::{Ranking, RowLabels};
 
+use crate::config::task::Task;
 use crate::config::{Config, keys};
 use crate::run::open::{self, Opened};
 use crate::scores::evaluation::Settings;
@@ -56,21 +57,14 @@ pub fn row_labels(batch: &dataloader::Batch) -> RowLabels<'_> {
     RowLabels { desirable: &batch.labels, lists: &batch.lists, gains: &batch.gains }
 }
 
-/// The scores of evaluations: those of the config, or else the usual ones of the model's answers.
+/// The metrics of evaluations: those of the config, or else the usual ones of the task. A ranking has no answers.
 fn metrics(config: &Config, head: &Head) -> Vec<Metric> {
     let key = "train.eval_metrics";
     let is_default = config.values.setting(key).value == keys::default(key);
-    let are_spans = |labels: &Labels| labels.names.iter().any(|name| name.starts_with("B-") || name.starts_with("I-"));
-    match head {
-        _ if config.ranking.is_some() => Vec::new(),
-        _ if !is_default => config.train.eval_metrics.clone(),
-        Head::Language => config.train.eval_metrics.clone(),
-        // Vectors are scored by what they find.
-        Head::Encoder => Vec::new(),
-        Head::Sequence(labels) if labels.is_number() => vec![Metric::Pearson, Metric::Spearman],
-        Head::Sequence(labels) if labels.is_set() => vec![Metric::Accuracy, Metric::MicroF1, Metric::MacroF1],
-        Head::Tokens(labels) if are_spans(labels) => vec![Metric::Accuracy, Metric::SpanF1],
-        Head::Sequence(_) | Head::Tokens(_) => vec![Metric::Accuracy, Metric::MacroF1],
+    let task = if config.ranking.is_some() { Task::Ranking } else { Task::from_head(head) };
+    match task.usual_metrics(head) {
+        Some(usual) if is_default || task == Task::Ranking => usual.to_vec(),
+        _ => config.train.eval_metrics.clone(),
     }
 }
 

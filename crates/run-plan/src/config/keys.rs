@@ -7,6 +7,10 @@
 use std::sync::LazyLock;
 
 use planner::Values;
+use text_metrics::Metric;
+use trainer::contrastive::ContrastiveLoss;
+use trainer::preference::PreferenceLoss;
+use trainer::ranking::RankingLoss;
 
 use super::task;
 
@@ -73,28 +77,33 @@ const fn key(
 /// The changes accepted by `run.allow_changes` and `--allow-changed`.
 pub const CHANGES: &[&str] = &["data", "tokenizer", "model", "base", "batch-size", "seed"];
 
+/// The names of a table's rows.
+const fn names<T: Copy, const N: usize>(rows: &[(&'static str, T); N]) -> [&'static str; N] {
+    let (mut names, mut number) = ([""; N], 0);
+    while number < N {
+        names[number] = rows[number].0;
+        number += 1;
+    }
+    names
+}
+
+static PREFERENCE_LOSSES: [&str; PreferenceLoss::NAMES.len()] = names(&PreferenceLoss::NAMES);
+static RANKING_LOSSES: [&str; RankingLoss::NAMES.len()] = names(&RankingLoss::NAMES);
+static EMBEDDING_LOSSES: [&str; ContrastiveLoss::NAMES.len()] = names(&ContrastiveLoss::NAMES);
+
+/// Losses and figures of preferences by which evaluations can be compared, beside the metrics of answers.
+const FIGURES: [&str; 4] = ["loss", "preference_loss", "rewards/accuracies", "rewards/margins"];
+
 /// The values by which evaluations can be compared.
-pub const MEASURES: [&str; 19] = [
-    "loss",
-    "preference_loss",
-    "rewards/accuracies",
-    "rewards/margins",
-    "bleu",
-    "chrf",
-    "chrf++",
-    "rouge1",
-    "rouge2",
-    "rougeL",
-    "rougeLsum",
-    "exact_match",
-    "accuracy",
-    "micro_f1",
-    "macro_f1",
-    "matthews",
-    "pearson",
-    "spearman",
-    "span_f1",
-];
+pub static MEASURES: [&str; FIGURES.len() + Metric::ALL.len()] = {
+    let (mut names, mut number) = ([""; FIGURES.len() + Metric::ALL.len()], 0);
+    while number < names.len() {
+        names[number] =
+            if number < FIGURES.len() { FIGURES[number] } else { Metric::ALL[number - FIGURES.len()].name() };
+        number += 1;
+    }
+    names
+};
 
 const OF_TASKS: &[&str] = &[
     "name",
@@ -225,7 +234,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("lora.modules_to_save", Parts, &[], "[]", "layers whose own weights are trained and saved with the adapter"),
     key("lora.init_from", Name, NONE, "\"none\"", "adapter to continue from: a directory written by PEFT or an earlier run"),
 
-    key("preference.loss", OneOf(&["dpo", "orpo", "simpo", "kto"]), NONE, "\"none\"", "loss of rows with a chosen and a rejected answer, or for kto with one answer and a label; dpo and kto compare with the model without its adapter, or with preference.reference; none: the cross-entropy of one answer"),
+    key("preference.loss", OneOf(&PREFERENCE_LOSSES), NONE, "\"none\"", "loss of rows with a chosen and a rejected answer, or for kto with one answer and a label; dpo and kto compare with the model without its adapter, or with preference.reference; none: the cross-entropy of one answer"),
     key("preference.reference", Name, NONE, "\"none\"", "dpo and kto: model that answers are compared with, read from its files: a Hugging Face directory, a run, or a hub id in the local cache; none: the model without its adapter"),
     key("preference.beta", Number(1e-9, 1e9), AUTO, "\"auto\"", "scale of the comparison; auto: 0.1, and 2 for simpo"),
     key("preference.gamma", Number(0.0, 1e9), AUTO, "\"auto\"", "simpo: by how much a chosen answer should lead; auto: 1"),
@@ -236,11 +245,11 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("distill.alpha", Number(0.0, 1.0), &[], "0.5", "share of the teacher in the loss; the cross-entropy has the rest"),
     key("distill.temperature", Number(1e-3, 1e6), &[], "2.0", "logits of student and teacher are divided by this"),
 
-    key("ranking.loss", OneOf(&["monot5", "pointwise", "pairwise", "softmax"]), &[], "\"monot5\"", "loss of rankings: monot5 (one of two answers for each text), or RankT5's, of the logit of one token: pointwise, pairwise, or softmax over the list"),
+    key("ranking.loss", OneOf(&RANKING_LOSSES), &[], "\"monot5\"", "loss of rankings: monot5 (one of two answers for each text), or RankT5's, of the logit of one token: pointwise, pairwise, or softmax over the list"),
     key("ranking.answers", Parts, &[], "[]", "tokens that a score is made of; empty: true and false for monot5, or else <extra_id_10>"),
     key("ranking.list_size", Integer(1, 1 << 16), &[], "36", "most texts of a list; a longer one loses those with the lowest labels"),
 
-    key("embedding.loss", OneOf(&["mnr", "triplet"]), &[], "\"mnr\"", "loss of vectors: mnr (multiple negatives ranking, InfoNCE) finds the positive among all texts of a step, triplet compares with the row's negative"),
+    key("embedding.loss", OneOf(&EMBEDDING_LOSSES), &[], "\"mnr\"", "loss of vectors: mnr (multiple negatives ranking, InfoNCE) finds the positive among all texts of a step, triplet compares with the row's negative"),
     key("embedding.temperature", Number(1e-6, 1e6), &[], "0.05", "mnr: cosines are divided by this; 0.05 is a scale of 20"),
     key("embedding.margin", Number(0.0, 1e9), &[], "5.0", "triplet: by how much nearer a positive should be than a negative"),
     key("embedding.pooling", OneOf(&["mean", "cls", "max", "last"]), &[], "\"mean\"", "how the vectors of a text's tokens become one: their mean, the first, the largest values, or the last"),
@@ -381,7 +390,7 @@ impl Key {
             Name => "a string that is not empty".to_string(),
             OneOf(words) => format!("one of {}", quoted(words)),
             Words(words) => format!("a list of {}", quoted(words)),
-            Metrics => format!("a list of {}", text_metrics::Metric::names()),
+            Metrics => format!("a list of {}", Metric::names()),
             Paths => "a list of paths or globs".to_string(),
             Parts => "a list of parts, blocks or globs of parameter names".to_string(),
             Size(_) => "a size such as \"512MiB\" or \"4GiB\"".to_string(),
