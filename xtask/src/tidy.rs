@@ -6,6 +6,7 @@
 
 mod architecture;
 mod devices;
+mod functions;
 mod glossary;
 mod links;
 mod modules;
@@ -60,6 +61,7 @@ const RULES: &[Rule] = &[
     architecture::dependencies_are_named_by_their_owners_only,
     architecture::versions_and_lints_come_from_the_workspace,
     devices::tests_name_the_cpu_with_a_reason,
+    functions::functions_fit_a_screen,
     glossary::every_word_has_one_row_and_a_name_in_the_code,
     links::links_lead_to_files_and_headings,
     modules::modules_import_each_other_in_no_circle,

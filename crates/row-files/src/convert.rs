@@ -4,12 +4,12 @@
 //! training or validation. Rows that a step leaves out are counted there. A split by a count or a share needs the number of
 //! remaining rows, so the files are then read twice.
 
-use std::borrow::Cow;
+mod pass;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::chat::Fits;
-use crate::clean::clean;
 use crate::columns::{Chosen, Pairing};
 use crate::delimited::Notes;
 use crate::duplicates::Duplicates;
@@ -17,17 +17,11 @@ use crate::error::{Error, RowError, RowFault};
 use crate::input::Digested;
 use crate::kind::{Kind, file_bytes};
 use crate::labels::Labels;
-use crate::lists::{ListCounts, Lists, Written};
+use crate::lists::{ListCounts, Written};
 use crate::options::ReadOptions;
-use crate::row::Row;
-use crate::rows::Rows;
 use crate::split::{Share, Split};
 
-/// Rows between two checks of whether to stop.
-const POLL_INTERVAL: u64 = 1024;
-
-/// A target without labels, where a target is any number of labels that commas part.
-const NO_LABELS: &str = ",";
+use pass::{Pass, Reach};
 
 /// Treatment of rows that cannot be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -243,131 +237,14 @@ impl Conversion {
     }
 
     fn each(&self, settings: &Settings<'_>, split: Split, sink: &mut Sink<'_>) -> Result<Counts, Error> {
-        let mut counts = Counts::default();
-        let mut duplicates = settings.duplicates.map(|make| make());
-        let (mut row, mut lists) = (Row::default(), Lists::default());
-        let (all, mut done) = (self.bytes(), 0);
-        // The rejected answer of a row comes behind the chosen answer of the next one: neighbours then have different prompts.
-        let mut undesirable: [Option<[String; 2]>; 2] = Default::default();
-        for (path, kind, pairing) in &self.sources {
-            let mut rows = Rows::open(path, kind, &pairing.columns(), true)?;
-            rows.notice_columns_beside(&kind.columns);
-            let mut columns = Vec::new();
-            let before = counts.read;
-            while let Some(read) = rows.next(&mut row)? {
-                for column in rows.take_late_columns() {
-                    if columns.is_empty() {
-                        columns.clone_from(&kind.columns);
-                    }
-                    columns.push(column.clone());
-                    // What the first rows meant would leave out what this one says.
-                    if Pairing::choose(&columns, &self.chosen).ok().as_ref() != Some(&**pairing) {
-                        let meaning = pairing.in_words();
-                        return Err(Error::LateColumn { path: path.clone(), line: row.line, column, meaning });
-                    }
-                }
-                if settings.max_rows == Some(counts.read) {
-                    counts.share = share(done, rows.share_read(), file_bytes(path), all);
-                    return flush(undesirable, sink).map(|()| counts);
-                }
-                counts.read += 1;
-                if counts.read.is_multiple_of(POLL_INTERVAL) {
-                    counts.share = share(done, rows.share_read(), file_bytes(path), all);
-                    (settings.progress)(&counts);
-                    if (settings.stop)() {
-                        return Err(Error::Stopped);
-                    }
-                }
-                if let Pairing::Ranked(of) = &**pairing {
-                    let limits = (of.most, kind.options.max_row_bytes);
-                    let done = read.and_then(|()| {
-                        let texts = of.of_row(&row).and_then(|texts| lists.add(texts, limits));
-                        texts.map_err(|fault| rows.error(&row, fault))
-                    });
-                    match done {
-                        Ok(done) => {
-                            done.into_iter().try_for_each(|list| counts.place(list, split, sink))?;
-                        }
-                        Err(error) => counts.refuse(error, settings.bad_rows)?,
-                    }
-                    continue;
-                }
-                if self.chosen.is_of_sets
-                    && let Some(target) = pairing.target()
-                {
-                    row.fill_empty(&pairing.columns(), target, NO_LABELS);
-                }
-                let texts = read
-                    .and_then(|()| pairing.fitted_texts(&row, settings.fits).map_err(|fault| rows.error(&row, fault)));
-                let texts = texts.map(|(texts, left_out)| {
-                    counts.shortened_chats += u64::from(left_out.turns > 0);
-                    counts.left_out_turns += left_out.turns as u64;
-                    counts.chats_with_more += u64::from(left_out.has_more);
-                    texts
-                });
-                let texts = texts.and_then(|texts| {
-                    let rejected = pairing.third_text(&row).map_err(|fault| rows.error(&row, fault))?;
-                    if !settings.clean {
-                        return Ok((texts, rejected));
-                    }
-                    let texts = cleaned(texts, pairing, &mut counts).map_err(|fault| rows.error(&row, fault))?;
-                    Ok((texts, rejected.map(|text| Cow::Owned(clean(&text).into_owned()))))
-                });
-                match texts {
-                    Ok(([prompt, response], rejected)) => {
-                        if let Some(duplicates) = &mut duplicates {
-                            let found = duplicates.is_duplicate(&prompt, &response);
-                            let full = |full: crate::duplicates::Full| Error::Duplicates {
-                                rows: full.rows,
-                                bytes: full.bytes,
-                            };
-                            if found.map_err(full)? {
-                                counts.duplicates += 1;
-                                continue;
-                            }
-                        }
-                        let part = counts.next_part(split, pairing.is_split());
-                        if !pairing.is_text() {
-                            counts.labels.add(&response);
-                        }
-                        let of_rejected = rejected.as_ref().map_or(0, |text| text.len());
-                        counts.longest = counts.longest.max((prompt.len() + response.len() + of_rejected) as u64);
-                        let [prompt, response] = [prompt, response].map(|text| row.place_of(text));
-                        let (pair, rejected) = match rejected.map(|text| row.place_of(text)) {
-                            None => (row.take([prompt, response]), None),
-                            Some(rejected) => {
-                                let [prompt, response, rejected] = row.take([prompt, response, rejected]);
-                                ([prompt, response], Some(rejected))
-                            }
-                        };
-                        let rejected = match rejected {
-                            Some(rejected) if pairing.is_split() => rejected,
-                            third => {
-                                sink(part, pair, third)?;
-                                continue;
-                            }
-                        };
-                        let later = [pair[0].clone(), rejected];
-                        sink(part, pair, Some(true.to_string()))?;
-                        if let Some(before) = undesirable[part as usize].replace(later) {
-                            sink(part, before, Some(false.to_string()))?;
-                        }
-                    }
-                    Err(error) => counts.refuse(error, settings.bad_rows)?,
-                }
+        let mut pass = Pass::new(self, settings, split);
+        for source in &self.sources {
+            if pass.file(source, sink)? == Reach::Limit {
+                return pass.end(sink);
             }
-            lists.end().into_iter().try_for_each(|list| counts.place(list, split, sink))?;
-            if let Some(notes) = rows.notes().filter(|notes| **notes != Notes::default()) {
-                counts.notes.get_or_insert_with(|| (path.clone(), notes.clone()));
-            }
-            counts.of_files.push(counts.read - before);
-            counts.kept_of_files.push(counts.train - counts.kept_of_files.iter().sum::<u64>());
-            counts.digests.push(rows.finish()?);
-            done += file_bytes(path);
         }
-        counts.share = 1.;
-        counts.lists = lists.counts;
-        flush(undesirable, sink).map(|()| counts)
+        pass.all_read();
+        pass.end(sink)
     }
 
     /// The most bytes that a row can have: those of the largest file, or [`MAX_ROW_BYTES`](crate::MAX_ROW_BYTES)
@@ -380,39 +257,4 @@ impl Conversion {
     pub fn bytes(&self) -> u64 {
         self.sources.iter().map(|(path, ..)| file_bytes(path)).sum()
     }
-}
-
-/// Hands over the last rejected answer of each part.
-fn flush(undesirable: [Option<[String; 2]>; 2], sink: &mut Sink<'_>) -> Result<(), Error> {
-    for (part, texts) in [Part::Train, Part::Validation].into_iter().zip(undesirable) {
-        texts.map_or(Ok(()), |texts| sink(part, texts, Some(false.to_string())))?;
-    }
-    Ok(())
-}
-
-/// The fraction of `all` bytes that is read, with `done` bytes of earlier files and the fraction `of_file` of this one.
-#[expect(clippy::cast_precision_loss, reason = "a share")]
-fn share(done: u64, of_file: f64, file: u64, all: u64) -> f64 {
-    ((done as f64 + of_file * file as f64) / all.max(1) as f64).clamp(f64::MIN_POSITIVE, 1.)
-}
-
-/// Cleans both texts; a text may become empty.
-fn cleaned<'a>(
-    [prompt, response]: [Cow<'a, str>; 2],
-    pairing: &Pairing,
-    counts: &mut Counts,
-) -> Result<[Cow<'a, str>; 2], RowFault> {
-    let columns = pairing.columns();
-    let name = |number: usize| columns.get(number).or(columns.first()).map_or_else(String::new, |c| c.name.clone());
-    let both = [(prompt, !pairing.is_text(), name(0)), (response, true, name(if pairing.is_text() { 0 } else { 1 }))];
-    let mut is_changed = false;
-    let mut one = |(text, is_wanted, column): (Cow<'a, str>, bool, String)| {
-        let done = clean(&text).into_owned();
-        is_changed |= *done != *text;
-        if is_wanted && done.is_empty() { Err(RowFault::Empty(column)) } else { Ok(Cow::Owned(done)) }
-    };
-    let [first, second] = both;
-    let texts = [one(first)?, one(second)?];
-    counts.cleaned += u64::from(is_changed);
-    Ok(texts)
 }

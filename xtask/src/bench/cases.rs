@@ -72,20 +72,40 @@ fn command(command: &'static str, model: &'static str, rows: Lengths, flags: &st
     Case { name: format!("{command} {model} {}", flags.replace("--", "")), what, quick: model == "tiny" }
 }
 
+/// Flags of a step of 8 samples.
+const FULL: &str = "--batch 8 --source-tokens 256 --target-tokens 256";
+
+/// Flags of stochastic rounding.
+const STOCHASTIC: &str = "--precision bf16 --master-weights stochastic-rounding";
+
+/// Settings of a short run.
+const SMALL: &str = "train.batch_size=4 train.max_steps=2 train.eval_samples=4 train.eval_generate_samples=2 \
+                 train.eval_max_new_tokens=64 data.max_source_tokens=128 data.max_target_tokens=128";
+
+/// Settings of stochastic rounding.
+const ROUNDING: &str = "train.precision=bf16 train.master_weights=stochastic-rounding";
+
 /// Every case.
 pub fn all() -> Vec<Case> {
+    let mut cases = [precisions(), shapes(), runs(), resumed_runs(), layer_by_layer(), answers()].concat();
+    for tokens in [1024, 2048, 4096] {
+        cases.extend(long(tokens));
+    }
+    cases.extend(["tiny", "t5-small", "chatlm-0.2b"].into_iter().flat_map(adapters));
+    cases
+}
+
+/// A step alone in each precision: the flags set cutting, recomputing and chunking.
+fn precisions() -> Vec<Case> {
     let mut cases = Vec::new();
-    // A step alone: the flags set cutting, recomputing and chunking.
-    let full = "--batch 8 --source-tokens 256 --target-tokens 256";
-    let stochastic = "--precision bf16 --master-weights stochastic-rounding";
-    for precision in ["--precision f32", "--precision bf16", stochastic] {
+    for precision in ["--precision f32", "--precision bf16", STOCHASTIC] {
         for cut in [
             "--micro-batch 8",
             "--micro-batch 2",
             "--micro-batch 8 --recompute full",
             "--micro-batch 1 --recompute full",
         ] {
-            cases.push(steps("t5-small", false, &format!("{full} {precision} {cut}")));
+            cases.push(steps("t5-small", false, &format!("{FULL} {precision} {cut}")));
         }
         cases.push(steps(
             "t5-small",
@@ -103,33 +123,44 @@ pub fn all() -> Vec<Case> {
             &format!("--batch 32 --source-tokens 64 --target-tokens 64 {precision} --micro-batch 4 --recompute full"),
         ));
     }
+    cases
+}
+
+/// A step of other lengths, models and precisions of gradients.
+fn shapes() -> Vec<Case> {
+    let mut cases = Vec::new();
     cases.push(steps(
         "t5-small",
         false,
         "--batch 4 --source-tokens 512 --target-tokens 64 --micro-batch 4 --recompute 6",
     ));
     cases.push(steps("t5-small", false, "--batch 16 --source-tokens 32 --target-tokens 192 --micro-batch 16"));
-    for precision in ["--precision f32", "--precision bf16", stochastic] {
+    for precision in ["--precision f32", "--precision bf16", STOCHASTIC] {
         let short = "--batch 2 --source-tokens 128 --target-tokens 128";
         cases.push(steps("t5-base", false, &format!("{short} {precision} --micro-batch 1")));
         cases.push(steps("chatlm-0.2b", false, &format!("{short} {precision} --micro-batch 2")));
         cases.push(steps("chatlm-0.2b", false, &format!("{short} {precision} --micro-batch 1 --recompute full")));
     }
     let half = "--gradient-precision bf16";
-    cases.push(steps("t5-small", false, &format!("{full} --precision f32 {half} --micro-batch 2")));
-    cases.push(steps("t5-small", false, &format!("{full} --precision bf16 {half} --micro-batch 8")));
+    cases.push(steps("t5-small", false, &format!("{FULL} --precision f32 {half} --micro-batch 2")));
+    cases.push(steps("t5-small", false, &format!("{FULL} --precision bf16 {half} --micro-batch 8")));
     for model in ["t5-base", "chatlm-0.2b"] {
         let long = "--batch 4 --source-tokens 256 --target-tokens 256";
-        cases.push(steps(model, false, &format!("{long} {stochastic} {half} --micro-batch 2")));
+        cases.push(steps(model, false, &format!("{long} {STOCHASTIC} {half} --micro-batch 2")));
     }
-    let small = "train.batch_size=4 train.max_steps=2 train.eval_samples=4 train.eval_generate_samples=2 \
-                 train.eval_max_new_tokens=64 data.max_source_tokens=128 data.max_target_tokens=128";
-    let bf16 = "train.precision=bf16";
-    let rounding = "train.precision=bf16 train.master_weights=stochastic-rounding";
-    for (name, set) in [("f32", String::new()), ("bf16", bf16.to_owned()), ("stochastic rounding", rounding.to_owned())]
-    {
-        cases.push(train(name, "t5-small", &format!("{small} {set}"), Lengths::Full, false));
-        cases.push(train(name, "tiny", &format!("{small} {set}"), Lengths::Full, false));
+    cases
+}
+
+/// Runs that evaluate, with one setting changed.
+fn runs() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (name, set) in [
+        ("f32", String::new()),
+        ("bf16", "train.precision=bf16".to_owned()),
+        ("stochastic rounding", ROUNDING.to_owned()),
+    ] {
+        cases.push(train(name, "t5-small", &format!("{SMALL} {set}"), Lengths::Full, false));
+        cases.push(train(name, "tiny", &format!("{SMALL} {set}"), Lengths::Full, false));
     }
     for (name, set) in [
         ("micro-batches of 1", "memory.micro_batch_samples=1"),
@@ -142,17 +173,29 @@ pub fn all() -> Vec<Case> {
             "train.eval_samples=32 train.eval_generate_samples=16 train.eval_max_new_tokens=128 memory.micro_batch_samples=1",
         ),
     ] {
-        cases.push(train(name, "t5-small", &format!("{small} {set}"), Lengths::Full, false));
+        cases.push(train(name, "t5-small", &format!("{SMALL} {set}"), Lengths::Full, false));
     }
-    let resumed = format!("{small} train.max_steps=3");
+    cases
+}
+
+/// Runs that are resumed, with weights in memory and in files, and runs of a larger model.
+fn resumed_runs() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let resumed = format!("{SMALL} train.max_steps=3");
     cases.push(train("f32", "t5-small", &resumed, Lengths::Full, true));
-    cases.push(train("stochastic rounding", "t5-small", &format!("{resumed} {rounding}"), Lengths::Full, true));
+    cases.push(train("stochastic rounding", "t5-small", &format!("{resumed} {ROUNDING}"), Lengths::Full, true));
     cases.push(train("f32", "tiny", &resumed, Lengths::Full, true));
     let weights = format!("{resumed} memory.weight_offload=disk memory.gradient_offload=disk");
     cases.push(train("weights in a file", "t5-small", &weights, Lengths::Full, true));
-    cases.push(train("weights in a file", "chatlm-0.2b", &format!("{weights} {rounding}"), Lengths::Full, true));
-    cases.push(train("f32", "chatlm-0.2b", small, Lengths::Full, false));
-    cases.push(train("stochastic rounding", "chatlm-0.2b", &format!("{small} {rounding}"), Lengths::Full, false));
+    cases.push(train("weights in a file", "chatlm-0.2b", &format!("{weights} {ROUNDING}"), Lengths::Full, true));
+    cases.push(train("f32", "chatlm-0.2b", SMALL, Lengths::Full, false));
+    cases.push(train("stochastic rounding", "chatlm-0.2b", &format!("{SMALL} {ROUNDING}"), Lengths::Full, false));
+    cases
+}
+
+/// Steps layer by layer, with what they put into files.
+fn layer_by_layer() -> Vec<Case> {
+    let mut cases = Vec::new();
     let by_layer = "--accumulation layer-major --micro-batch 1";
     for (model, precision, more) in [
         ("t5-small", "", ""),
@@ -160,20 +203,20 @@ pub fn all() -> Vec<Case> {
         ("t5-small", "", "--kept-gradient-blocks 12"),
         ("t5-small", "", "--offload SCRATCH"),
         ("t5-small", "", "--offload-gradients SCRATCH"),
-        ("t5-small", stochastic, ""),
-        ("t5-small", stochastic, "--offload SCRATCH"),
+        ("t5-small", STOCHASTIC, ""),
+        ("t5-small", STOCHASTIC, "--offload SCRATCH"),
         ("t5-small", "--precision bf16 --gradient-precision bf16", "--kept-gradient-blocks 12"),
         ("t5-small", "", "--offload-gradients SCRATCH --recompute none"),
         ("t5-small", "", "--offload-gradients SCRATCH --offload SCRATCH --recompute none"),
         ("t5-small", "", "--kept-gradient-blocks 12 --offload SCRATCH --blocks-in-memory 6 --recompute none"),
-        ("t5-small", stochastic, "--offload-gradients SCRATCH --offload SCRATCH --blocks-in-memory 9 --recompute none"),
+        ("t5-small", STOCHASTIC, "--offload-gradients SCRATCH --offload SCRATCH --blocks-in-memory 9 --recompute none"),
         ("t5-small", "--precision bf16", "--offload-gradients SCRATCH --recompute 6 --keep-heads"),
-        ("t5-small", stochastic, "--offload-gradients SCRATCH --offload SCRATCH --recompute none"),
+        ("t5-small", STOCHASTIC, "--offload-gradients SCRATCH --offload SCRATCH --recompute none"),
         ("chatlm-0.2b", "", "--offload-gradients SCRATCH --offload SCRATCH --recompute none --loss-chunk-rows 1"),
         ("t5-small", "", "--offload-gradients SCRATCH --offload-weights SCRATCH --recompute none"),
         (
             "t5-small",
-            stochastic,
+            STOCHASTIC,
             "--offload-gradients SCRATCH --offload SCRATCH --offload-weights SCRATCH --loss-chunk-rows 1",
         ),
         ("t5-base", "", "--offload-gradients SCRATCH --offload SCRATCH --offload-weights SCRATCH --recompute none"),
@@ -182,25 +225,23 @@ pub fn all() -> Vec<Case> {
             "",
             "--offload-gradients SCRATCH --offload SCRATCH --offload-weights SCRATCH --loss-chunk-rows 1",
         ),
-        ("chatlm-0.2b", stochastic, "--offload-weights SCRATCH --kept-gradient-blocks 3"),
+        ("chatlm-0.2b", STOCHASTIC, "--offload-weights SCRATCH --kept-gradient-blocks 3"),
         ("chatlm-0.2b", "--precision bf16", ""),
-        ("chatlm-0.2b", stochastic, "--offload SCRATCH"),
+        ("chatlm-0.2b", STOCHASTIC, "--offload SCRATCH"),
     ] {
-        cases.push(steps(
-            model,
-            false,
-            &format!("--batch 8 --source-tokens 256 --target-tokens 256 {precision} {by_layer} {more}"),
-        ));
+        cases.push(steps(model, false, &format!("{FULL} {precision} {by_layer} {more}")));
     }
+    cases
+}
+
+/// `eval` and `generate`.
+fn answers() -> Vec<Case> {
+    let mut cases = Vec::new();
     for model in ["tiny", "t5-small"] {
         cases.push(command("eval", model, Lengths::Full, "--samples 16 --generate-samples 8 --batch-samples 8"));
         cases.push(command("eval", model, Lengths::Full, "--samples 8 --generate-samples 2 --batch-samples 1"));
         cases.push(command("generate", model, Lengths::Full, "--max-new-tokens 128 --batch-samples 8"));
     }
-    for tokens in [1024, 2048, 4096] {
-        cases.extend(long(tokens));
-    }
-    cases.extend(["tiny", "t5-small", "chatlm-0.2b"].into_iter().flat_map(adapters));
     cases
 }
 

@@ -29,6 +29,11 @@ const LEFT: &str = ".train_low_mem-tmp-0123456789abcdef";
 /// Exchanges a directory for a link, again and again, until it is killed.
 const EXCHANGES: &str = "while :; do mv -T A B 2>/dev/null && ln -s VICTIM A; rm -f A; mv -T B A 2>/dev/null; done";
 
+/// The beginning of a model of another user, in which FILE is a link.
+const LINKED_FILE: &str = "cp -r MODEL/model m; rm m/FILE; ln -s VICTIM/copy/FILE m/FILE";
+/// What a refused link is called.
+const LINK: &str = "is a symbolic link of user 65534";
+
 /// An attack, and the command that it is made on.
 pub struct Attack {
     /// The name, by which a try is found again.
@@ -193,8 +198,7 @@ fn outputs() -> Vec<Attack> {
     attacks.push(
         Attack::new("an output that is exchanged", "true", RUN).in_their_directory().meanwhile(exchange("run", "y")),
     );
-    let link = "is a symbolic link of user 65534";
-    attacks.push(Attack::new("a link to a directory of root", "ln -s VICTIM/step-00000001 run", RUN).refused(link));
+    attacks.push(Attack::new("a link to a directory of root", "ln -s VICTIM/step-00000001 run", RUN).refused(LINK));
     attacks
 }
 
@@ -240,60 +244,69 @@ fn resumed() -> Vec<Attack> {
 
 /// Files of another user that root reads: a link in them must not lead to a file that only root may read.
 fn read() -> Vec<Attack> {
+    [read_rows(), read_directories(), read_models(), read_through_links()].into_iter().flatten().collect()
+}
+
+/// Files of rows, prompts, configs and lists, as each command names them.
+fn read_rows() -> Vec<Attack> {
     let run = "mkdir run; echo > run/resolved.toml; ln -s VICTIM/metrics.jsonl run/metrics.jsonl";
     let rows = "ln -s VICTIM/rows.jsonl rows.jsonl";
-    let model = "cp -r MODEL/model m; rm m/FILE; ln -s VICTIM/copy/FILE m/FILE";
-    let adapter = "cp -r ADAPTER/adapter m; rm m/FILE; ln -s VICTIM/copy/FILE m/FILE";
-    let link = "is a symbolic link of user 65534";
     let small = "--max-new-tokens 2";
-    let mut attacks = vec![
-        Attack::new("report", run, REPORT).refused(link),
+    vec![
+        Attack::new("report", run, REPORT).refused(LINK),
         Attack::new("report: a config", "cp -r MODEL run; ln -sf VICTIM/rows.jsonl run/resolved.toml", REPORT),
         Attack::new("report: a pipe", "mkdir run; mkfifo run/metrics.jsonl", REPORT).refused("a pipe"),
-        Attack::new("watch", run, "watch SHARED/run").refused(link),
-        Attack::new("convert", rows, "convert SHARED/rows.jsonl --output SHARED/x.parquet").refused(link),
-        Attack::new("inspect", rows, "inspect SHARED/rows.jsonl").refused(link),
-        Attack::new("train", rows, CONVERTING.replace("ROWS", "SHARED/rows.jsonl")).refused(link),
-        Attack::new("eval: rows", rows, EVAL.replace("ROWS", "SHARED/rows.jsonl")).refused(link),
+        Attack::new("watch", run, "watch SHARED/run").refused(LINK),
+        Attack::new("convert", rows, "convert SHARED/rows.jsonl --output SHARED/x.parquet").refused(LINK),
+        Attack::new("inspect", rows, "inspect SHARED/rows.jsonl").refused(LINK),
+        Attack::new("train", rows, CONVERTING.replace("ROWS", "SHARED/rows.jsonl")).refused(LINK),
+        Attack::new("eval: rows", rows, EVAL.replace("ROWS", "SHARED/rows.jsonl")).refused(LINK),
         Attack::new("generate: prompts", rows, format!("generate --model MODEL --input SHARED/rows.jsonl {small}"))
-            .refused(link),
+            .refused(LINK),
         Attack::new(
             "train-tokenizer",
             rows,
             "train-tokenizer --input SHARED/rows.jsonl --vocab-size 400 --output SHARED/t",
         )
-        .refused(link),
-        Attack::new("plan: a config", rows, "plan --config SHARED/rows.jsonl").refused(link),
-        Attack::new("jobs run", rows, "jobs run SHARED/rows.jsonl").refused(link),
+        .refused(LINK),
+        Attack::new("plan: a config", rows, "plan --config SHARED/rows.jsonl").refused(LINK),
+        Attack::new("jobs run", rows, "jobs run SHARED/rows.jsonl").refused(LINK),
         Attack::new("serve: keys", rows, "serve MODEL --listen 127.0.0.1:0 --api-key-file SHARED/rows.jsonl")
-            .refused(link),
+            .refused(LINK),
         Attack::new(
             "train: a tokenizer",
             "ln -s VICTIM/rows.jsonl t.json",
             CONVERTING.replace("TOKENIZER", "SHARED/t.json"),
         )
-        .refused(link),
-        Attack::new("embed: texts", rows, EMBED.replace("ROWS", "SHARED/rows.jsonl")).refused(link),
-        Attack::new("score: pairs", rows, SCORE.replace("ROWS", "SHARED/rows.jsonl")).refused(link),
+        .refused(LINK),
+        Attack::new("embed: texts", rows, EMBED.replace("ROWS", "SHARED/rows.jsonl")).refused(LINK),
+        Attack::new("score: pairs", rows, SCORE.replace("ROWS", "SHARED/rows.jsonl")).refused(LINK),
         Attack::new(
             "trim-vocab: rows",
             rows,
             "trim-vocab --model MODEL --keep-used SHARED/rows.jsonl --output SHARED/x",
         )
-        .refused(link),
+        .refused(LINK),
         Attack::new(
             "add-tokens: a list",
             "ln -s VICTIM/precious t.txt",
             "add-tokens --model MODEL --tokens SHARED/t.txt --output SHARED/x",
         )
-        .refused(link),
+        .refused(LINK),
         Attack::new(
             "add-tokens: rows",
             rows,
             "add-tokens --model MODEL --missing-in SHARED/rows.jsonl --output SHARED/x",
         )
-        .refused(link),
-        Attack::new("doctor", "ln -s VICTIM way", "doctor --quick --output SHARED/way").findings(),
+        .refused(LINK),
+    ]
+}
+
+/// Directories of another user in which root looks, puts weights, or finds a model.
+fn read_directories() -> Vec<Attack> {
+    let adapter = "cp -r ADAPTER/adapter m; rm m/FILE; ln -s VICTIM/copy/FILE m/FILE";
+    vec![
+        Attack::new("doctor", WAY, "doctor --quick --output SHARED/way").findings(),
         Attack::new(
             "doctor: links and pipes",
             format!("ln -s VICTIM {LEFT}-part-model; mkfifo {LEFT}"),
@@ -301,23 +314,28 @@ fn read() -> Vec<Attack> {
         )
         .findings(),
         // The files have no names.
-        Attack::new("bench: weights in files", "ln -s VICTIM way", BENCH.replace("SHARED", "SHARED/way")),
+        Attack::new("bench: weights in files", WAY, BENCH.replace("SHARED", "SHARED/way")),
         Attack::new("bench: an exchanged directory", "mkdir -m 777 way", BENCH.replace("SHARED", "SHARED/way"))
             .in_their_directory()
             .meanwhile(exchange("way", "y")),
         Attack::new(
             "bench: a config",
-            model.replace("FILE", "config.json"),
+            LINKED_FILE.replace("FILE", "config.json"),
             BENCH.replace("tiny", "SHARED/m/config.json"),
         )
-        .refused(link),
+        .refused(LINK),
         Attack::new(
             "merge",
             adapter.replace("FILE", "adapter_model.safetensors"),
             "merge --adapter SHARED/m --output SHARED/merged",
         )
-        .refused(link),
-    ];
+        .refused(LINK),
+    ]
+}
+
+/// Each file of a model that another user made a link.
+fn read_models() -> Vec<Attack> {
+    let mut attacks = Vec::new();
     for file in ["config.json", "model.safetensors", "tokenizer.json"] {
         for command in [
             "export --model SHARED/m --format gguf --output SHARED/x.gguf",
@@ -338,9 +356,15 @@ fn read() -> Vec<Attack> {
                 continue;
             }
             let name = format!("{}: {file}", command.split(' ').next().unwrap_or_default());
-            attacks.push(Attack::new(name, model.replace("FILE", file), command).refused(link));
+            attacks.push(Attack::new(name, LINKED_FILE.replace("FILE", file), command).refused(LINK));
         }
     }
+    attacks
+}
+
+/// Links in place of a directory of a model or of rows.
+fn read_through_links() -> Vec<Attack> {
+    let mut attacks = Vec::new();
     let few = "--max-steps 1 --output SHARED/run --set data.train=ROWS --set train.eval_samples=0";
     for command in [
         format!("{few} --model SHARED/m"),
@@ -350,7 +374,7 @@ fn read() -> Vec<Attack> {
         "convert-base --model SHARED/m --precision int8 --output SHARED/base".to_owned(),
     ] {
         let name = format!("a link to a model's directory: {command}");
-        attacks.push(Attack::new(name, "ln -s VICTIM/copy m", command).refused(link));
+        attacks.push(Attack::new(name, "ln -s VICTIM/copy m", command).refused(LINK));
     }
     for command in [
         "inspect SHARED/rows".to_owned(),
@@ -360,7 +384,7 @@ fn read() -> Vec<Attack> {
         "train-tokenizer --input SHARED/rows --vocab-size 400 --output SHARED/t".to_owned(),
     ] {
         let name = format!("a link to a directory of rows: {command}");
-        attacks.push(Attack::new(name, "ln -s VICTIM rows", command).refused(link));
+        attacks.push(Attack::new(name, "ln -s VICTIM rows", command).refused(LINK));
     }
     attacks
 }
@@ -368,24 +392,19 @@ fn read() -> Vec<Attack> {
 /// Files that a command writes where everyone may make names.
 fn written() -> Vec<Attack> {
     let named = |name: &str| format!("ln -s VICTIM/precious {name}; ln -s VICTIM {LEFT}-part-model; mkfifo {LEFT}");
-    let link = "is a symbolic link of user 65534";
     let mut attacks = vec![
-        Attack::new("convert: a link on the way", "ln -s VICTIM way", "convert ROWS --output SHARED/way/new")
-            .refused(link),
+        Attack::new("convert: a link on the way", WAY, "convert ROWS --output SHARED/way/new").refused(LINK),
         Attack::new("report: links and pipes", named("x.html"), REPORT),
-        Attack::new("proof: a link", "ln -s VICTIM way", "proof --steps 2 --output SHARED/way").refused(link),
-        Attack::new("proof: a link on the way", "ln -s VICTIM way", "proof --steps 2 --output SHARED/way/new")
-            .refused(link),
+        Attack::new("proof: a link", WAY, "proof --steps 2 --output SHARED/way").refused(LINK),
+        Attack::new("proof: a link on the way", WAY, "proof --steps 2 --output SHARED/way/new").refused(LINK),
         Attack::new("proof: a pipe for the page", "mkdir -m 777 way; mkfifo way/proof.md", "proof --output SHARED/way")
             .refused("expected an empty directory"),
-        Attack::new("jobs add: a link on the way", "ln -s VICTIM way", "jobs add SHARED/way/new --output x")
-            .refused(link),
+        Attack::new("jobs add: a link on the way", WAY, "jobs add SHARED/way/new --output x").refused(LINK),
         Attack::new("jobs run: a link for the log", "ln -s VICTIM/precious run.log", "jobs run LIST"),
         Attack::new("jobs run: a pipe for the log", "mkfifo run.log", "jobs run LIST"),
         Attack::new("serve: a link for the log", "ln -s VICTIM/precious log", SERVE).refused("--access-log"),
         Attack::new("serve: a pipe for the log", "mkfifo log", SERVE).refused("--access-log"),
-        Attack::new("serve: a link on the way", "ln -s VICTIM way", SERVE.replace("SHARED", "SHARED/way"))
-            .refused(link),
+        Attack::new("serve: a link on the way", WAY, SERVE.replace("SHARED", "SHARED/way")).refused(LINK),
     ];
     for (command, name) in [
         (CONVERT, "x.parquet"),
@@ -405,8 +424,7 @@ fn written() -> Vec<Attack> {
         let replaced = format!("mkfifo {name}");
         attacks.push(Attack::new(format!("{word}: a pipe for {name}"), replaced, command));
         let into = command.replace("SHARED", "SHARED/way");
-        attacks
-            .push(Attack::new(format!("{word}: a link on the way of {name}"), "ln -s VICTIM way", into).refused(link));
+        attacks.push(Attack::new(format!("{word}: a link on the way of {name}"), WAY, into).refused(LINK));
         let into = command.replace("SHARED", "SHARED/way");
         let attack = Attack::new(format!("{word}: the directory of {name} is exchanged"), "mkdir -m 777 way", into);
         attacks.push(attack.in_their_directory().meanwhile(exchange("way", "y")));
@@ -414,14 +432,24 @@ fn written() -> Vec<Attack> {
     attacks
 }
 
+/// A model's weights that another user made a link.
+const LINKED_MODEL: &str =
+    "cp -r MODEL/model m; rm m/model.safetensors; ln -s VICTIM/copy/model.safetensors m/model.safetensors";
+/// The same of an adapter.
+const LINKED_ADAPTER: &str = "cp -r ADAPTER/adapter m; rm m/adapter_model.safetensors; ln -s VICTIM/copy/adapter_model.safetensors m/adapter_model.safetensors";
+const LINKED_ROWS: &str = "ln -s VICTIM/rows.jsonl rows.jsonl";
+const LINKED_TOKENIZER: &str = "ln -s VICTIM/copy/tokenizer.json t.json";
+const WAY: &str = "ln -s VICTIM way";
+/// Flags of `generate`.
+const ANSWERS: &str = "--model MODEL --input ROWS --prompt-column prompt --max-new-tokens 2";
+
 /// What other flags and keys name: configs, rows, models, adapters, tokenizers, directories for weights, and files that are written.
 fn named() -> Vec<Attack> {
-    let link = "is a symbolic link of user 65534";
-    let model = "cp -r MODEL/model m; rm m/model.safetensors; ln -s VICTIM/copy/model.safetensors m/model.safetensors";
-    let adapter = "cp -r ADAPTER/adapter m; rm m/adapter_model.safetensors; ln -s VICTIM/copy/adapter_model.safetensors m/adapter_model.safetensors";
-    let (rows, tokenizer, way) =
-        ("ln -s VICTIM/rows.jsonl rows.jsonl", "ln -s VICTIM/copy/tokenizer.json t.json", "ln -s VICTIM way");
-    let answers = "--model MODEL --input ROWS --prompt-column prompt --max-new-tokens 2";
+    [named_by_training(), named_by_answers(), named_to_write()].into_iter().flatten().collect()
+}
+
+/// What flags and keys of training and of its plan name.
+fn named_by_training() -> Vec<Attack> {
     let preferences = "--max-steps 1 --output SHARED/run --set data.train=PREFERENCES --model MODEL";
     let mut attacks = Vec::new();
     for start in ["", "plan "] {
@@ -430,45 +458,60 @@ fn named() -> Vec<Attack> {
         );
         let new = few.replace("--model MODEL", "--preset tiny --tokenizer SHARED/t.json");
         for (before, command) in [
-            (rows, format!("{few} --validation SHARED/rows.jsonl")),
-            (rows, few.replace("--set data.train=ROWS", "--data SHARED/rows.jsonl")),
-            (rows, format!("{few} --config SHARED/rows.jsonl")),
-            (tokenizer, new),
-            (adapter, format!("{few} --lora --set lora.init_from=SHARED/m")),
-            (model, format!("{start}{preferences} --set preference.loss=dpo --set preference.reference=SHARED/m")),
-            (model, format!("{few} --set distill.teacher=SHARED/m")),
+            (LINKED_ROWS, format!("{few} --validation SHARED/rows.jsonl")),
+            (LINKED_ROWS, few.replace("--set data.train=ROWS", "--data SHARED/rows.jsonl")),
+            (LINKED_ROWS, format!("{few} --config SHARED/rows.jsonl")),
+            (LINKED_TOKENIZER, new),
+            (LINKED_ADAPTER, format!("{few} --lora --set lora.init_from=SHARED/m")),
+            (
+                LINKED_MODEL,
+                format!("{start}{preferences} --set preference.loss=dpo --set preference.reference=SHARED/m"),
+            ),
+            (LINKED_MODEL, format!("{few} --set distill.teacher=SHARED/m")),
         ] {
-            attacks.push(Attack::new(command.clone(), before, command).refused(link));
+            attacks.push(Attack::new(command.clone(), before, command).refused(LINK));
         }
         // A plan looks at the sizes of weights alone.
-        let attack = Attack::new(format!("{start}a model"), model, few.replace("MODEL", "SHARED/m"));
-        attacks.push(if start.is_empty() { attack.refused(link) } else { attack });
+        let attack = Attack::new(format!("{start}a model"), LINKED_MODEL, few.replace("MODEL", "SHARED/m"));
+        attacks.push(if start.is_empty() { attack.refused(LINK) } else { attack });
     }
+    attacks
+}
+
+/// What flags of commands on a trained model name.
+fn named_by_answers() -> Vec<Attack> {
+    let mut attacks = Vec::new();
     for (before, command) in [
-        (rows, format!("{EVAL} --config SHARED/rows.jsonl")),
-        (adapter, format!("{EVAL} --adapter SHARED/m")),
-        (adapter, format!("generate {answers} --adapter SHARED/m")),
-        (adapter, format!("{EMBED} --adapter SHARED/m")),
-        (adapter, format!("{SCORE} --adapter SHARED/m")),
-        (adapter, "chat MODEL --adapter a=SHARED/m".to_owned()),
-        (adapter, "serve MODEL --listen 127.0.0.1:0 --adapter a=SHARED/m".to_owned()),
-        (adapter, "export --model MODEL --adapter SHARED/m --format gguf --output SHARED/x.gguf".to_owned()),
-        (model, "merge --adapter ADAPTER --model SHARED/m --output SHARED/x".to_owned()),
-        (model, "chat --model SHARED/m".to_owned()),
-        (model, "serve --model SHARED/m --listen 127.0.0.1:0".to_owned()),
-        (tokenizer, "inspect ROWS --tokenizer SHARED/t.json".to_owned()),
-        (tokenizer, "convert ROWS --output SHARED/x.parquet --tokenizer SHARED/t.json".to_owned()),
-        (way, "plan --set data.train=ROWS --model MODEL --html SHARED/way/x.html".to_owned()),
-        (way, format!("generate {answers} --output SHARED/way/x.jsonl")),
+        (LINKED_ROWS, format!("{EVAL} --config SHARED/rows.jsonl")),
+        (LINKED_ADAPTER, format!("{EVAL} --adapter SHARED/m")),
+        (LINKED_ADAPTER, format!("generate {ANSWERS} --adapter SHARED/m")),
+        (LINKED_ADAPTER, format!("{EMBED} --adapter SHARED/m")),
+        (LINKED_ADAPTER, format!("{SCORE} --adapter SHARED/m")),
+        (LINKED_ADAPTER, "chat MODEL --adapter a=SHARED/m".to_owned()),
+        (LINKED_ADAPTER, "serve MODEL --listen 127.0.0.1:0 --adapter a=SHARED/m".to_owned()),
+        (LINKED_ADAPTER, "export --model MODEL --adapter SHARED/m --format gguf --output SHARED/x.gguf".to_owned()),
+        (LINKED_MODEL, "merge --adapter ADAPTER --model SHARED/m --output SHARED/x".to_owned()),
+        (LINKED_MODEL, "chat --model SHARED/m".to_owned()),
+        (LINKED_MODEL, "serve --model SHARED/m --listen 127.0.0.1:0".to_owned()),
+        (LINKED_TOKENIZER, "inspect ROWS --tokenizer SHARED/t.json".to_owned()),
+        (LINKED_TOKENIZER, "convert ROWS --output SHARED/x.parquet --tokenizer SHARED/t.json".to_owned()),
+        (WAY, "plan --set data.train=ROWS --model MODEL --html SHARED/way/x.html".to_owned()),
+        (WAY, format!("generate {ANSWERS} --output SHARED/way/x.jsonl")),
     ] {
-        attacks.push(Attack::new(command.clone(), before, command).refused(link));
+        attacks.push(Attack::new(command.clone(), before, command).refused(LINK));
     }
+    attacks
+}
+
+/// Directories for weights, and files that are written.
+fn named_to_write() -> Vec<Attack> {
+    let mut attacks = Vec::new();
     // The files have no names, so a link leads to no harm.
     let offload = "--offload-dir SHARED/way";
     let bench = BENCH.replace("--offload SHARED", "");
     for command in [
         format!("{EVAL} {offload}"),
-        format!("generate {answers} {offload}"),
+        format!("generate {ANSWERS} {offload}"),
         format!("{EMBED} {offload}"),
         format!("{SCORE} {offload}"),
         format!("chat MODEL {offload}"),
@@ -477,11 +520,11 @@ fn named() -> Vec<Attack> {
         format!("{bench} --offload-weights SHARED/way"),
         format!("{bench} --offload-optimizer SHARED/way"),
     ] {
-        attacks.push(Attack::new(command.clone(), way, command));
+        attacks.push(Attack::new(command.clone(), WAY, command));
     }
     for (command, name) in [
         ("plan --set data.train=ROWS --model MODEL --html SHARED/x.html".to_owned(), "x.html"),
-        (format!("generate {answers} --output SHARED/x.jsonl"), "x.jsonl"),
+        (format!("generate {ANSWERS} --output SHARED/x.jsonl"), "x.jsonl"),
         ("chat MODEL --history SHARED/h".to_owned(), "h"),
         ("proof --steps 2 --output SHARED/new --program SHARED/p".to_owned(), "p"),
     ] {
