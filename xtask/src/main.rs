@@ -8,6 +8,7 @@ mod calendar;
 mod faults;
 mod kernels;
 mod page;
+mod plans;
 mod release;
 mod sample_data;
 mod tidy;
@@ -24,6 +25,7 @@ commands:
   faults        faults in runs of the command, and whether it keeps its promises; docs/faults.md
   kernels       compile the kernels for NVIDIA's cards: registers, spills, occupancy, rooflines; docs/gpu-testing.md
   page          build target/page/will-it-fit.html: the planner for a browser, in one file
+  plans         the planner's tests for every processor that the program knows, or for a sample
   release       build what users install (static programs, wheel, image), and try it
   sample-data   write data/sample-{train,validation}.parquet and data/sample-tokenizer.json
   tidy          check the rules of ARCHITECTURE.md and STYLE.md that a machine can check
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         Some("faults") => faults::run(root(), &arguments[1..]),
         Some("kernels") => kernels::run(root(), &arguments[1..]),
         Some("page") => page::run(root(), &arguments[1..]),
+        Some("plans") => plans::run(root(), &arguments[1..]),
         Some("release") => release::run(root(), &arguments[1..]),
         Some("sample-data") => sample_data::run(&root().join("data")),
         Some("wheel") => release::wheel_of(root(), &arguments[1..]),
