@@ -30,7 +30,7 @@ COMPILER = ["g++", "-x", "c++", "-std=c++17", "-O1", "-fPIC", "-shared", "-w", "
 # The tests of each source.
 TESTS = {
     "attention.cu": "attention", "attention_backward.cu": "attention", "attention_forward.cu": "attention", "cross_entropy.cu": "cross_entropy",
-    "decoding.cu": "decoding", "dequantise.cu": "dequantise", "dropout.cu": "dropout", "elementwise.cu": "candle", "few_rows.cu": "few_rows",
+    "decoding.cu": "decoding", "dequantise.cu": "dequantise", "dropout.cu": "dropout", "elementwise.cu": "candle", "small_m.cu": "small_m",
     "indexing.cu": "candle::indexing", "norm.cu": "norm", "optimizer.cu": "optimizer", "reduce.cu": "candle::reduce", "rows.cu": "rows",
 }
 # Patterns and what takes their place. None: the number plus one.

@@ -38,7 +38,7 @@ BUGS = [
     ("missing barrier", "cross_entropy.cu", "overwritten below by another.\n    BARRIER();\n", "overwritten below.\n"),
     ("missing barrier", "attention_forward.cu", "wait_for_copies<0>();\n        BARRIER();\n", "wait_for_copies<0>();\n"),
     ("missing barrier", "rows.cu", "counts[threadIdx.x] = before;\n    BARRIER();\n", "counts[threadIdx.x] = before;\n"),
-    ("missing barrier", "few_rows.cu", "        BARRIER();\n        for (int at = lane", "        for (int at = lane"),
+    ("missing barrier", "small_m.cu", "        BARRIER();\n        for (int at = lane", "        for (int at = lane"),
     ("copy not waited for", "attention_forward.cu", "wait_for_copies<0>();\n        BARRIER", "wait_for_copies<1>();\n        BARRIER"),
     ("race between two tiles", "attention_forward.cu", "tiles_v + (stage ^ 1) * KEYS", "tiles_v + stage * KEYS"),
     ("mask one key too wide", "attention_forward.cu", ">= from_here[c / 2]) scores", "> from_here[c / 2]) scores"),

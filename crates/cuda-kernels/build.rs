@@ -21,12 +21,12 @@ const SOURCES: [&str; 14] = [
     "dequantise",
     "dropout",
     "elementwise",
-    "few_rows",
     "indexing",
     "norm",
     "optimizer",
     "reduce",
     "rows",
+    "small_m",
 ];
 /// The libraries that cudarc names to the linker.
 const LIBRARIES: [&str; 7] = ["cublas", "cublasLt", "cuda", "cudart", "curand", "nccl", "nvrtc"];

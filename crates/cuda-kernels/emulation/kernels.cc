@@ -7,7 +7,7 @@
 #include "../kernels/dequantise.cu"
 #include "../kernels/dropout.cu"
 #include "../kernels/elementwise.cu"
-#include "../kernels/few_rows.cu"
+#include "../kernels/small_m.cu"
 #include "../kernels/indexing.cu"
 #include "../kernels/norm.cu"
 #include "../kernels/optimizer.cu"

@@ -50,7 +50,7 @@ pub mod ptx {
     /// candle's operations on each element by itself.
     pub const ELEMENTWISE: &str = text!("elementwise");
     /// Products of few rows with weights in codes.
-    pub const FEW_ROWS: &str = text!("few_rows");
+    pub const SMALL_M: &str = text!("small_m");
     /// candle's operations on elements by index.
     pub const INDEXING: &str = text!("indexing");
     /// RMS layer normalisation.

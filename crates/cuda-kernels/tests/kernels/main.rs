@@ -8,7 +8,7 @@ mod cross_entropy;
 mod decoding;
 mod dequantise;
 mod dropout;
-mod few_rows;
 mod norm;
 mod optimizer;
 mod rows;
+mod small_m;

@@ -15,11 +15,11 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::few_rows::put;
 use super::geometry::{self, PACKED_BYTES};
 use super::kernel::{Block, Copied, Kernel, MAX_COPIED, Rows, Side, packed_rows};
 use super::matrix::{Factor, MatrixMut, Threads};
 use super::panels::{Buffer, Layout, Panels};
+use super::small_m::put;
 use super::turned;
 use crate::cache;
 use crate::parallel::{Shared, for_each_part};

@@ -7,9 +7,9 @@
 //! | module | |
 //! | --- | --- |
 //! | `engine` | which operands are packed, in which order blocks are computed, and on which thread; the same for all kernels |
-//! | `few_columns`, `few_columns_bf16` | products with a result of a few columns, whose many rows of A are read where they lie |
-//! | `few_rows` | products of a few rows with a weight, which is read where it lies |
-//! | `thin`, `thin_bf16` | products with a result of a few rows or columns, of operands that lie across K and are read where they lie |
+//! | `small_n`, `small_n_bf16` | products with a result of a few columns, whose many rows of A are read where they lie |
+//! | `small_m` | products of a few rows with a weight, which is read where it lies |
+//! | `skinny`, `skinny_bf16` | products with a result of a few rows or columns, of operands that lie across K and are read where they lie |
 //! | `geometry` | the sizes of kernels, and the bytes that follow from them |
 //! | `kernel` | the trait of kernels, which compute one block |
 //! | `matrix` | operands and results as they lie in memory |
@@ -28,10 +28,6 @@ pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 mod engine;
-mod few_columns;
-#[cfg(target_arch = "x86_64")]
-mod few_columns_bf16;
-mod few_rows;
 mod fma;
 mod geometry;
 mod kernel;
@@ -41,10 +37,14 @@ mod matrix;
 pub(crate) mod pairs;
 mod panels;
 mod rate;
-pub(crate) mod software;
-mod thin;
+mod skinny;
 #[cfg(target_arch = "x86_64")]
-mod thin_bf16;
+mod skinny_bf16;
+mod small_m;
+mod small_n;
+#[cfg(target_arch = "x86_64")]
+mod small_n_bf16;
+pub(crate) mod software;
 pub(crate) mod tiles;
 mod turned;
 
@@ -135,9 +135,9 @@ pub(crate) fn product_bytes(rows: usize, (k, added, n): (usize, usize, usize), o
     let processor = processor();
     let of = |columns| Geometry::of_product(processor.instruction_set, is_bf16, columns);
     let packed = of(n).product((k, added, n), is_bf16, &processor);
-    if added == 0 && !is_bf16 && few_columns::is_better(rows, n, of(n)) {
+    if added == 0 && !is_bf16 && small_n::is_better(rows, n, of(n)) {
         // A weight in codes is packed.
-        return packed.max(thin::kept_bytes(k, operands));
+        return packed.max(skinny::kept_bytes(k, operands));
     }
     // A weight that lies across K, or in codes, is packed.
     if is_better_turned(rows, n, of(n), of(rows)) {
@@ -159,12 +159,12 @@ pub(crate) fn across_bytes(size: (usize, usize, usize), operands: DType) -> Kept
     Kept { larger: left.max(right), smaller: left.min(right), ..Kept::default() }
 }
 
-/// Bytes that a thread holds of the thin operand of a product (M, K) times (K, N) with a thin result, whose operands lie across K: all of
+/// Bytes that a thread holds of the skinny operand of a product (M, K) times (K, N) with a skinny result, whose operands lie across K: all of
 /// it. The thread keeps the memory for the next product. `None` if both operands are packed.
 ///
 /// `operands`: F32 or BF16.
 pub(crate) fn thin_bytes((m, k, n): (usize, usize, usize), operands: DType) -> Option<u64> {
-    thin::is_thin(m, n).then(|| thin::kept_bytes(k, operands))
+    skinny::is_skinny(m, n).then(|| skinny::kept_bytes(k, operands))
 }
 
 /// `C = A B`, or `C += A B` with `accumulate`. If an operand is bf16, both are rounded to bf16.
@@ -176,15 +176,15 @@ pub(crate) fn multiply<'a>(
     threads: Threads,
 ) {
     let (a, b) = (a.into(), b.into());
-    let Some((a, b)) = a.wide().zip(b.wide()).filter(|(a, b)| thin::takes(a, b)) else {
+    let Some((a, b)) = a.wide().zip(b.wide()).filter(|(a, b)| skinny::takes(a, b)) else {
         return multiply_with(isa(), c, a, b, accumulate, threads);
     };
     #[cfg(target_arch = "x86_64")]
-    if let Some(operands) = thin_bf16::operands(isa(), &a, &b) {
+    if let Some(operands) = skinny_bf16::operands(isa(), &a, &b) {
         // SAFETY: `isa` names only instruction sets that this machine was found to have.
-        return unsafe { thin_bf16::multiply(&c, operands, accumulate, threads) };
+        return unsafe { skinny_bf16::multiply(&c, operands, accumulate, threads) };
     }
-    thin::multiply(&c, &a, &b, accumulate, threads);
+    skinny::multiply(&c, &a, &b, accumulate, threads);
 }
 
 /// [`multiply`] in the precision of A: if A is f32, a bf16 B is widened, which changes none of its values.
@@ -207,22 +207,22 @@ pub(crate) fn multiply_plus_product(
     threads: Threads,
 ) {
     let kernel = || with_kernel!(isa(), false, is_wide(b.cols), K, Geometry::for_kernel::<K>());
-    let operands = few_columns::operands(&a, &b).filter(|_| added.is_none());
-    if let Some(operands) = operands.filter(|_| few_columns::is_better(a.rows, b.cols, kernel())) {
-        return few_columns::multiply(&c, operands, accumulate, threads);
+    let operands = small_n::operands(&a, &b).filter(|_| added.is_none());
+    if let Some(operands) = operands.filter(|_| small_n::is_better(a.rows, b.cols, kernel())) {
+        return small_n::multiply(&c, operands, accumulate, threads);
     }
     #[cfg(target_arch = "x86_64")]
-    if let Some(operands) = few_columns_bf16::operands(isa(), &a, &b).filter(|_| added.is_none()) {
+    if let Some(operands) = small_n_bf16::operands(isa(), &a, &b).filter(|_| added.is_none()) {
         // SAFETY: `isa` names only instruction sets that this machine was found to have.
-        return unsafe { few_columns_bf16::multiply(&c, operands, accumulate, threads) };
+        return unsafe { small_n_bf16::multiply(&c, operands, accumulate, threads) };
     }
-    let Some(rows) = a.wide().filter(|rows| few_rows::takes(rows, &b)) else {
+    let Some(rows) = a.wide().filter(|rows| small_m::takes(rows, &b)) else {
         return multiply_rounding(isa(), a.is_bf16(), c, (a, b), added, accumulate, threads);
     };
-    few_rows::multiply(&c, rows, b, accumulate, threads);
+    small_m::multiply(&c, rows, b, accumulate, threads);
     if let Some((a, b)) = added {
-        let rows = a.wide().filter(|rows| few_rows::takes(rows, &b));
-        few_rows::multiply(&c, rows.expect("as few rows as A has, and a B that lies as that one"), b, true, threads);
+        let rows = a.wide().filter(|rows| small_m::takes(rows, &b));
+        small_m::multiply(&c, rows.expect("as few rows as A has, and a B that lies as that one"), b, true, threads);
     }
 }
 

@@ -388,7 +388,7 @@ fn check_few_rows<A: Element, B: Element, C: Element>(tolerance: f64) {
             let b = Stored::<B>::random(k, n, true, gap, 2);
             let before = Stored::<C>::random(m, n, false, gap, 3);
             let expected = product(&a, &b);
-            assert!(few_rows::takes(&a.matrix(), &b.matrix().into()), "{what}: left to the engine");
+            assert!(small_m::takes(&a.matrix(), &b.matrix().into()), "{what}: left to the engine");
             let mut c = before.data.clone();
             // SAFETY: `c` lives to the end of this block and nothing else writes it.
             let target = unsafe { MatrixMut::part(Shared::new(&mut c), 0, m, n, n + gap) };
@@ -432,7 +432,7 @@ fn few_rows_with_a_narrow_weight_have_the_bits_of_a_wide_one() {
         let wide = Factor::from(Matrix::new((&wide[..]).into(), n, k)).t();
         let product = |a: Matrix, b: Factor| {
             let mut c = vec![1f32; m * n];
-            assert!(few_rows::takes(&a, &b));
+            assert!(small_m::takes(&a, &b));
             multiply_as_a(MatrixMut::new(&mut c, m, n), a, b, true, Threads::All);
             c
         };
@@ -446,9 +446,9 @@ fn few_rows_with_a_narrow_weight_have_the_bits_of_a_wide_one() {
 fn many_rows_and_operands_across_k_are_left_to_the_engine() {
     let matrix = |rows, transposed| Stored::<f32>::random(rows, 8, transposed, 0, 1);
     let weight = Stored::<f32>::random(8, 12, true, 0, 2);
-    let takes = |a: &Stored<f32>, b: &Stored<f32>| few_rows::takes(&a.matrix(), &b.matrix().into());
-    assert!(takes(&matrix(few_rows::MAX_ROWS, false), &weight));
-    assert!(!takes(&matrix(few_rows::MAX_ROWS + 1, false), &weight));
+    let takes = |a: &Stored<f32>, b: &Stored<f32>| small_m::takes(&a.matrix(), &b.matrix().into());
+    assert!(takes(&matrix(small_m::MAX_ROWS, false), &weight));
+    assert!(!takes(&matrix(small_m::MAX_ROWS + 1, false), &weight));
     assert!(!takes(&matrix(2, true), &weight));
     assert!(!takes(&matrix(2, false), &Stored::<f32>::random(8, 12, false, 0, 2)));
 }
@@ -461,13 +461,13 @@ fn thin_results_of_every_shape_and_type() {
     check_all::<bf16, bf16, bf16>(1e-2, &multiply);
     let taken = SIZES.iter().filter(|&&(m, n, k)| {
         let (a, b) = (Stored::<bf16>::random(m, k, true, 0, 1), Stored::<bf16>::random(k, n, false, 0, 2));
-        let takes = thin::takes(&a.matrix(), &b.matrix());
+        let takes = skinny::takes(&a.matrix(), &b.matrix());
         assert_eq!(takes, thin_bytes((m, k, n), DType::F32).is_some(), "({m}, {n}, {k})");
         takes
     });
-    assert!(taken.count() >= 5, "thin results among these");
+    assert!(taken.count() >= 5, "skinny results among these");
     let along = Stored::<f32>::random(4, 8, false, 0, 1);
-    assert!(!thin::takes(&along.matrix(), &Stored::<f32>::random(8, 12, false, 0, 2).matrix()), "A along K");
+    assert!(!skinny::takes(&along.matrix(), &Stored::<f32>::random(8, 12, false, 0, 2).matrix()), "A along K");
 }
 
 fn check_threads_of_thin_results<T: Element>() {

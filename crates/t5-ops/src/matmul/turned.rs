@@ -2,10 +2,10 @@
 
 use half::bf16;
 
-use super::few_rows::put;
 use super::kernel::Kernel;
 use super::lanes::Lanes;
 use super::matrix::MatrixMut;
+use super::small_m::put;
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
 use crate::parallel::Shared;

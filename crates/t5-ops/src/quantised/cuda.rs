@@ -5,7 +5,7 @@ use std::ops::Range;
 use candle_core::{DType, Result, Tensor};
 use cuda_device::launch::{Kernel, Module, address, card_number, suffix, takes, unwritten};
 
-use super::{FEW_ROWS, Precision, Quantised, Weight};
+use super::{MAX_SMALL_M, Precision, Quantised, Weight};
 
 /// Threads of a block, and the units, of eight elements or of one, for each thread.
 const THREADS: usize = 256;
@@ -51,17 +51,20 @@ impl Quantised {
         Ok(part)
     }
 
-    /// `y = x Wᵀ` for at most [`FEW_ROWS`] rows x (R, in), contiguous, into y (R, out): codes are converted as they are read.
+    /// `y = x Wᵀ` for at most [`MAX_SMALL_M`] rows x (R, in), contiguous, into y (R, out): codes are converted as they are read.
     ///
     /// # Errors
     /// The driver's.
     pub(crate) fn multiply_few(&self, x: &Tensor, y: &Tensor, rows: usize) -> Result<()> {
         let (outputs, width) = self.quantisation.shape();
         let sizes = (rows * width, rows * outputs);
-        assert!(rows <= FEW_ROWS && (x.elem_count(), y.elem_count()) == sizes, "{rows} rows of {width} and {outputs}");
+        assert!(
+            rows <= MAX_SMALL_M && (x.elem_count(), y.elem_count()) == sizes,
+            "{rows} rows of {width} and {outputs}"
+        );
         let each = if rows <= INSTANCES[0] { INSTANCES[0] } else { INSTANCES[1] };
-        let name = format!("few_rows_{each}_{}_{}", self.quantisation.precision().name(), suffix(x.dtype()));
-        let kernel = self.kernel(Module::FewRows, name)?.tensor(x)?.tensor(y)?;
+        let name = format!("small_m_{each}_{}_{}", self.quantisation.precision().name(), suffix(x.dtype()));
+        let kernel = self.kernel(Module::SmallM, name)?.tensor(x)?.tensor(y)?;
         let kernel = kernel.size(rows)?.size(width)?.size(outputs)?;
         let shared = self.table_bytes() + each * AT_ONCE * size_of::<f32>();
         // SAFETY: the parts of the weight follow each other; x and y have this many rows, of its widths.

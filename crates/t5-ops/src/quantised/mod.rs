@@ -43,7 +43,7 @@ use crate::storage::{View, filled};
 
 /// On a card, up to this many rows are multiplied with codes directly: one token each of this many answers. For more rows the codes are
 /// converted to numbers in memory.
-pub(crate) const FEW_ROWS: usize = 16;
+pub(crate) const MAX_SMALL_M: usize = 16;
 
 /// The precision of a quantised weight's codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,9 +17,8 @@ fn check_few_columns<C: Element>(tolerance: f64) {
                 let target =
                     unsafe { MatrixMut::part(Shared::new(&mut c), rows.start * (n + gap), rows.len(), n, n + gap) };
                 let rows = a.matrix().t().columns(rows).t();
-                let operands =
-                    few_columns::operands(&rows.into(), &b.matrix().into()).expect("a product of the module");
-                few_columns::multiply(&target, operands, accumulate, threads);
+                let operands = small_n::operands(&rows.into(), &b.matrix().into()).expect("a product of the module");
+                small_n::multiply(&target, operands, accumulate, threads);
                 c.into_iter().map(Element::to_f32).collect::<Vec<_>>()
             };
             let (all, expected) = (run(0..m, Threads::All), product(&a, &b));
@@ -45,16 +44,15 @@ fn check_few_columns<C: Element>(tolerance: f64) {
 fn few_columns_are_multiplied_where_many_rows_lie() {
     check_few_columns::<f32>(1e-6);
     check_few_columns::<bf16>(1e-2);
-    let operands =
-        |a: Stored<f32>, b: Stored<f32>| few_columns::operands(&a.matrix().into(), &b.matrix().into()).is_some();
+    let operands = |a: Stored<f32>, b: Stored<f32>| small_n::operands(&a.matrix().into(), &b.matrix().into()).is_some();
     let matrix = |rows, cols, transposed| Stored::<f32>::random(rows, cols, transposed, 0, 1);
     assert!(operands(matrix(17, 8, false), matrix(8, 16, true)));
     assert!(!operands(matrix(17, 8, false), matrix(8, 17, true)), "many columns");
     assert!(!operands(matrix(17, 8, true), matrix(8, 16, true)), "A across K");
     // A block of 32 columns would be half empty; one of 16 is full.
-    let is_better = |set, m, n| few_columns::is_better(m, n, Geometry::of_product(set, false, n));
+    let is_better = |set, m, n| small_n::is_better(m, n, Geometry::of_product(set, false, n));
     assert!(is_better(InstructionSet::Avx512, 17, 16) && !is_better(InstructionSet::Avx2, 17, 16));
-    assert!(!is_better(InstructionSet::Avx512, few_rows::MAX_ROWS, 16) && !is_better(InstructionSet::Avx512, 17, 17));
+    assert!(!is_better(InstructionSet::Avx512, small_m::MAX_ROWS, 16) && !is_better(InstructionSet::Avx512, 17, 17));
 }
 
 /// Products with few columns in bf16 have the bits of the engine's, also in rows that are not whole lines.
@@ -72,10 +70,10 @@ fn check_few_columns_bf16<B: Element, C: Element>() {
             multiply_rounding(Isa::Avx512Bf16, true, c, (a, b), None, accumulate, Threads::All);
             for threads in [Threads::One, Threads::All] {
                 let mut got = before.clone();
-                let operands = few_columns_bf16::operands(Isa::Avx512Bf16, &a, &b).expect("a product of the module");
+                let operands = small_n_bf16::operands(Isa::Avx512Bf16, &a, &b).expect("a product of the module");
                 let c = MatrixMut::new(&mut got, m, n);
                 // SAFETY: the caller has found the instructions.
-                unsafe { few_columns_bf16::multiply(&c, operands, accumulate, threads) };
+                unsafe { small_n_bf16::multiply(&c, operands, accumulate, threads) };
                 let what = format!("({m}, {n}, {k}) gap {gap} {transposed} {accumulate} {threads:?}");
                 assert!(bits(&got) == bits(&expected), "{what}");
             }
@@ -88,7 +86,7 @@ fn check_few_columns_bf16<B: Element, C: Element>() {
 fn few_columns_in_bf16_have_the_bits_of_the_kernel() {
     let matrix = |rows, cols, transposed| Stored::<bf16>::random(rows, cols, transposed, 0, 1);
     let takes = |isa, a: Stored<bf16>, b: Stored<bf16>| {
-        few_columns_bf16::operands(isa, &a.matrix().into(), &b.matrix().into()).is_some()
+        small_n_bf16::operands(isa, &a.matrix().into(), &b.matrix().into()).is_some()
     };
     assert!(takes(Isa::Avx512Bf16, matrix(17, 8, false), matrix(8, 16, true)));
     assert!(!takes(Isa::Amx, matrix(17, 8, false), matrix(8, 16, true)), "tiles are faster");

@@ -10,7 +10,7 @@ use cuda_device::launch::{Factor, cast, multiplies, multiply, multiply_into_colu
 use super::AddedProduct;
 use crate::dispatch::rows_and_width;
 use crate::quantised::cuda::takes_weight;
-use crate::quantised::{FEW_ROWS, Weight, in_panels};
+use crate::quantised::{MAX_SMALL_M, Weight, in_panels};
 
 /// Whether the operands of both products are on one card.
 pub(super) fn takes(x: &Tensor, w: Weight, added: Option<AddedProduct>) -> bool {
@@ -61,7 +61,7 @@ fn output(x: &Tensor, w: Weight, alpha: f32, sum: Option<Tensor>) -> Result<Tens
             let w = cast(w, x.dtype())?.contiguous()?;
             multiply(Factor::plain(&x), Factor::transposed(&w), &y, (rows, k, n), alpha, beta)?;
         }
-        Weight::Quantised(w) if rows <= FEW_ROWS && alpha == 1.0 && beta == 0.0 => w.multiply_few(&x, &y, rows)?,
+        Weight::Quantised(w) if rows <= MAX_SMALL_M && alpha == 1.0 && beta == 0.0 => w.multiply_few(&x, &y, rows)?,
         Weight::Quantised(w) => {
             for panel in in_panels(n, k, x.dtype().size_in_bytes()) {
                 let _numbers = Temporaries::begin();

@@ -15,7 +15,7 @@ use candle_core::{DType, Result, Tensor, bail};
 use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
 use crate::needs::{Calls, Needs, cast, elements};
 use crate::ops::reduce::scaled;
-use crate::quantised::{FEW_ROWS, Weight, in_panels, panel_bytes};
+use crate::quantised::{MAX_SMALL_M, Weight, in_panels, panel_bytes};
 
 /// A product that is added to another one in the same precision, such as an adapter's narrow product.
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +64,7 @@ pub fn linear_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DT
     match path {
         Path::Cpu => cpu::product_needs(rows, size, dtypes[0]),
         Path::Reference => reference::product_needs(rows, size, dtypes, false),
-        Path::Device if rows <= FEW_ROWS && dtypes[1] == DType::U8 => few_rows_needs_on_device(rows, size, dtypes[0]),
+        Path::Device if rows <= MAX_SMALL_M && dtypes[1] == DType::U8 => small_m_needs_on_device(rows, size, dtypes[0]),
         // The rows of the weight that are numbers at a time give whole columns of the result.
         Path::Device => product_needs_on_device(rows, size, dtypes),
     }
@@ -227,7 +227,7 @@ fn product_needs_on_device(rows: usize, (k, added, n): (usize, usize, usize), [x
 }
 
 /// A product of few rows with codes on a card, in one launch; an added product has a weight of f32.
-fn few_rows_needs_on_device(rows: usize, (k, added, n): (usize, usize, usize), x: DType) -> Needs {
+fn small_m_needs_on_device(rows: usize, (k, added, n): (usize, usize, usize), x: DType) -> Needs {
     let calls = Calls { launches: 1, ..products(u64::from(added > 0)) };
     let transient = cast(elements([added, n]), DType::F32, x);
     Needs::bytes(transient).with_products(1, (rows, k + added, n)).with_calls(calls)

@@ -83,20 +83,20 @@ DEVICE void multiply_few_any(const Codes& codes, float* tile, const T* x, T* y, 
 }
 
 // `BLOCKS` blocks at once.
-#define FEW_ROWS(each, BLOCKS, suffix, T) \
-    KERNEL_OF_BLOCKS(256, BLOCKS, few_rows_##each##_int8_##suffix, const uint8_t* codes, const uint8_t* scales, const T* x, T* y, int rows, int width, \
+#define SMALL_M(each, BLOCKS, suffix, T) \
+    KERNEL_OF_BLOCKS(256, BLOCKS, small_m_##each##_int8_##suffix, const uint8_t* codes, const uint8_t* scales, const T* x, T* y, int rows, int width, \
            int outputs) { \
         SHARED(float, tile); \
         multiply_few_any<each>(Int8{codes, scales}, tile, x, y, Sizes{rows, width, outputs}); \
     } \
-    KERNEL_OF_BLOCKS(256, BLOCKS, few_rows_##each##_nf4_##suffix, const uint8_t* codes, const uint8_t* absmax, const uint8_t* scales, const uint8_t* offset, \
+    KERNEL_OF_BLOCKS(256, BLOCKS, small_m_##each##_nf4_##suffix, const uint8_t* codes, const uint8_t* absmax, const uint8_t* scales, const uint8_t* offset, \
            const T* x, T* y, int rows, int width, int outputs) { \
         SHARED(float, table); \
         fill_nf4_table(table); \
         const Nf4 of{codes, absmax, scales, offset, table, table + 16}; \
         multiply_few_any<each>(of, table + NF4_TABLE, x, y, Sizes{rows, width, outputs}); \
     }
-FEW_ROWS(4, 5, f32, float)
-FEW_ROWS(4, 5, bf16, bf16)
-FEW_ROWS(8, 4, f32, float)
-FEW_ROWS(8, 4, bf16, bf16)
+SMALL_M(4, 5, f32, float)
+SMALL_M(4, 5, bf16, bf16)
+SMALL_M(8, 4, f32, float)
+SMALL_M(8, 4, bf16, bf16)

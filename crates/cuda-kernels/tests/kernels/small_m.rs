@@ -16,7 +16,7 @@ const AT_ONCE: usize = 512;
 fn product(w: &Quantised, x: &Tensor, each: usize) -> Tensor {
     let (precision, (outputs, width)) = (w.quantisation().precision(), w.quantisation().shape());
     let (rows, dtype) = (x.dim(0).unwrap(), x.dtype());
-    let name = format!("few_rows_{each}_{}_{}", precision.name(), suffix(dtype));
+    let name = format!("small_m_{each}_{}_{}", precision.name(), suffix(dtype));
     let got = in_every_schedule(&format!("{name}: {rows} rows, {outputs} x {width}"), |schedule| {
         let (mut bytes, mut x) = (Buffer::copy_of(w.bytes()), Buffer::copy_of(x));
         let mut y = Buffer::new(&[rows, outputs], dtype);

@@ -1,17 +1,17 @@
 //! Products whose result has few rows or few columns, of operands that both lie across K, such as the gradients of an adapter. Packing the
 //! wide operand would take longer than multiplying it.
 //!
-//! The thin operand is widened to f32 once. The wide operand is read in place, some rows of a few blocks of columns at a time. The next
+//! The skinny operand is widened to f32 once. The wide operand is read in place, some rows of a few blocks of columns at a time. The next
 //! rows are prefetched meanwhile, and rows that two passes need are in the first-level cache. Each element is one sum along K in one order,
-//! whatever the number of threads. On AVX512-BF16 `thin_bf16` adds up operands of bf16.
+//! whatever the number of threads. On AVX512-BF16 `skinny_bf16` adds up operands of bf16.
 
 use std::ops::Range;
 
 use candle_core::DType;
 
-use super::few_rows::put_in_row;
 use super::matrix::{Matrix, MatrixMut, Strides, Threads};
 use super::panels::Buffer;
+use super::small_m::put_in_row;
 use crate::cache::prefetch_read;
 use crate::needs::elements;
 use crate::parallel::{for_each_part, rows_per_part};
@@ -19,7 +19,7 @@ use crate::processor::{InstructionSet, processor};
 use crate::simd::{Lanes, Simd, WIDTH, padded, simd};
 use crate::storage::{Element, Operand};
 
-/// The most rows or columns that a thin result has.
+/// The most rows or columns that a skinny result has.
 pub(super) const MOST: usize = WIDTH;
 /// Columns in a block of the wide operand. A thread keeps a block's sums at a time.
 pub(super) const BLOCK: usize = 2 * WIDTH;
@@ -34,41 +34,41 @@ const LINE: usize = 64;
 pub(super) fn takes(a: &Matrix, b: &Matrix) -> bool {
     let are_alike =
         matches!((a.data, b.data), (Operand::F32(_), Operand::F32(_)) | (Operand::Bf16(_), Operand::Bf16(_)));
-    are_alike && is_thin(a.rows, b.cols) && a.row_stride == 1 && b.col_stride == 1 && a.cols > 0
+    are_alike && is_skinny(a.rows, b.cols) && a.row_stride == 1 && b.col_stride == 1 && a.cols > 0
 }
 
-/// Whether a result (M, N) is thin.
-pub(super) fn is_thin(m: usize, n: usize) -> bool {
+/// Whether a result (M, N) is skinny.
+pub(super) fn is_skinny(m: usize, n: usize) -> bool {
     m.min(n) <= MOST
 }
 
-/// Bytes of a thin operand in the form in which it is multiplied, [widened](widen) or in pairs of bf16. A thread keeps them for the next
+/// Bytes of a skinny operand in the form in which it is multiplied, [widened](widen) or in pairs of bf16. A thread keeps them for the next
 /// product.
 pub(super) fn kept_bytes(k: usize, operands: DType) -> u64 {
     let is_in_pairs = operands == DType::BF16 && processor().instruction_set == InstructionSet::Avx512Bf16;
     elements([if is_in_pairs { k.div_ceil(2) } else { k }, MOST, size_of::<f32>()])
 }
 
-/// Sums of a block of columns with each thin column.
+/// Sums of a block of columns with each skinny column.
 pub(super) type Sums = [[f32; BLOCK]; MOST];
 
-/// The thin and the wide operand of `A B`, both as rows along K, and whether the wide operand is A.
+/// The skinny and the wide operand of `A B`, both as rows along K, and whether the wide operand is A.
 pub(super) fn operands<'a>(a: &Matrix<'a>, b: &Matrix<'a>) -> (Matrix<'a>, Matrix<'a>, bool) {
     if a.rows > b.cols { (*b, a.t(), true) } else { (a.t(), *b, false) }
 }
 
 /// `C (+)= A B`.
 pub(super) fn multiply(c: &MatrixMut, a: &Matrix, b: &Matrix, accumulate: bool, threads: Threads) {
-    let (thin, wide, is_turned) = operands(a, b);
-    let mut values = Buffer::new::<f32>(thin.rows * MOST);
-    match thin.data {
-        Operand::F32(data) => widen(data, (thin.row_stride, thin.cols), values.cells()),
-        Operand::Bf16(data) => widen(data, (thin.row_stride, thin.cols), values.cells()),
+    let (skinny, wide, is_turned) = operands(a, b);
+    let mut values = Buffer::new::<f32>(skinny.rows * MOST);
+    match skinny.data {
+        Operand::F32(data) => widen(data, (skinny.row_stride, skinny.cols), values.cells()),
+        Operand::Bf16(data) => widen(data, (skinny.row_stride, skinny.cols), values.cells()),
     }
     let values = values.read::<f32>().as_chunks::<MOST>().0;
     in_blocks(c, (is_turned, wide.cols, wide.rows), accumulate, threads, |columns, sums| match wide.data {
-        Operand::F32(data) => add_up(values, thin.cols, wide.with(data), columns, sums),
-        Operand::Bf16(data) => add_up(values, thin.cols, wide.with(data), columns, sums),
+        Operand::F32(data) => add_up(values, skinny.cols, wide.with(data), columns, sums),
+        Operand::Bf16(data) => add_up(values, skinny.cols, wide.with(data), columns, sums),
     });
 }
 
@@ -116,19 +116,19 @@ pub(super) fn widen<T: Element>(from: &[T], (stride, cols): (usize, usize), to: 
 }
 
 simd! {
-    /// Sums over K of each of `count` thin columns times each of some columns of the wide operand, in blocks.
+    /// Sums over K of each of `count` skinny columns times each of some columns of the wide operand, in blocks.
     fn add_up<S, T: Lanes>(
         s,
-        thin: &[[f32; MOST]],
+        skinny: &[[f32; MOST]],
         count: usize,
         wide: Strides<&[T]>,
         columns: Range<usize>,
         sums: &mut [Sums; BLOCKS],
     ) {
-        for (number, thin) in thin.chunks(DEPTH).enumerate() {
+        for (number, skinny) in skinny.chunks(DEPTH).enumerate() {
             let rows = (&wide.data[number * DEPTH * wide.row_stride..], wide.row_stride);
             for (columns, sums) in blocks_of(columns.clone()).zip(&mut *sums) {
-                block::<S, T>(s, thin, count, rows, columns, sums);
+                block::<S, T>(s, skinny, count, rows, columns, sums);
             }
         }
     }
@@ -138,7 +138,7 @@ simd! {
 #[inline(always)]
 fn block<S: Simd, T: Lanes>(
     s: S,
-    thin: &[[f32; MOST]],
+    skinny: &[[f32; MOST]],
     count: usize,
     wide: (&[T], usize),
     columns: Range<usize>,
@@ -149,23 +149,23 @@ fn block<S: Simd, T: Lanes>(
     let mut first = 0;
     while first < count {
         if is_roomy {
-            tile::<S, T, 8, 2>(s, (thin, first), wide, columns.clone(), 0, sums);
+            tile::<S, T, 8, 2>(s, (skinny, first), wide, columns.clone(), 0, sums);
             first += 8;
         } else {
             for from in columns.clone().step_by(WIDTH) {
                 let half = from..columns.end.min(from + WIDTH);
-                tile::<S, T, 4, 1>(s, (thin, first), wide, half, from - columns.start, sums);
+                tile::<S, T, 4, 1>(s, (skinny, first), wide, half, from - columns.start, sums);
             }
             first += 4;
         }
     }
 }
 
-/// The same for `R` thin columns from `first` on and up to `J` vectors of wide columns, whose sums begin at `at`.
+/// The same for `R` skinny columns from `first` on and up to `J` vectors of wide columns, whose sums begin at `at`.
 #[inline(always)]
 fn tile<S: Simd, T: Lanes, const R: usize, const J: usize>(
     s: S,
-    (thin, first): (&[[f32; MOST]], usize),
+    (skinny, first): (&[[f32; MOST]], usize),
     (wide, stride): (&[T], usize),
     columns: Range<usize>,
     at: usize,
@@ -177,7 +177,7 @@ fn tile<S: Simd, T: Lanes, const R: usize, const J: usize>(
             *lane = s.load(sums_of(sums, at + j * WIDTH));
         }
     }
-    for (k, thin) in thin.iter().enumerate() {
+    for (k, skinny) in skinny.iter().enumerate() {
         let row = &wide[k * stride + columns.start..][..columns.len()];
         if first == 0 {
             prefetch_ahead(row, DEPTH * stride);
@@ -190,7 +190,7 @@ fn tile<S: Simd, T: Lanes, const R: usize, const J: usize>(
             std::array::from_fn(|j| T::load(s, &padded(part(j), T::from_f32(0.0))))
         };
         for i in 0..R {
-            let factor = s.splat(thin[first + i]);
+            let factor = s.splat(skinny[first + i]);
             for j in 0..J {
                 lanes[i][j] = s.mul_add(factor, row[j], lanes[i][j]);
             }

@@ -1,4 +1,4 @@
-//! [`super::few_columns`] in bf16 on AVX512-BF16: rows of A are read in place, in pairs along K. Only the existing columns are computed,
+//! [`super::small_n`] in bf16 on AVX512-BF16: rows of A are read in place, in pairs along K. Only the existing columns are computed,
 //! half of a block of the kernel.
 //!
 //! Each element is one sum along K in the order of the kernel, and has the same bits as in the kernel.
@@ -10,13 +10,13 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::few_columns::in_rows;
-use super::few_rows::MAX_ROWS;
 use super::kernel::Side;
 use super::matrix::{Factor, Matrix, MatrixMut, Stored, Strides, Threads};
 use super::pairs;
 use super::panels::Buffer;
-use super::thin::MOST;
+use super::skinny::MOST;
+use super::small_m::MAX_ROWS;
+use super::small_n::in_rows;
 use super::tiles::{BLOCK, DEPTH, LINE, SLICE, TILE};
 use crate::cache::prefetch_read;
 use crate::isa::Isa;

@@ -2,15 +2,15 @@
 //! half of a block of the kernels for AVX-512.
 //!
 //! B is packed once, and read for several rows of A at a time, whose sums stay in registers. Each element is one sum along K in one
-//! order, whatever the number of threads. Tile registers are faster than this; for AVX512-BF16 there is `few_columns_bf16`.
+//! order, whatever the number of threads. Tile registers are faster than this; for AVX512-BF16 there is `small_n_bf16`.
 
 use std::ops::Range;
 
-use super::few_rows::{MAX_ROWS, put_in_row};
 use super::geometry::Geometry;
 use super::matrix::{Factor, MatrixMut, Stored, Strides, Threads};
 use super::panels::Buffer;
-use super::thin::{self, MOST};
+use super::skinny::{self, MOST};
+use super::small_m::{MAX_ROWS, put_in_row};
 use crate::cache::prefetch_read;
 use crate::parallel::{for_each_part, rows_per_part};
 use crate::simd::{Simd, WIDTH, padded, simd};
@@ -68,7 +68,7 @@ pub(super) fn in_rows<const R: usize>(
 /// Rows one after the other, filled up with zeros.
 fn pack(from: Strides<&[f32]>, to: &mut [f32]) {
     if from.col_stride == 1 {
-        return thin::widen(from.data, (from.row_stride, from.cols), to);
+        return skinny::widen(from.data, (from.row_stride, from.cols), to);
     }
     let to = to.as_chunks_mut::<MOST>().0;
     if from.cols < MOST {
