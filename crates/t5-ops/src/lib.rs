@@ -98,6 +98,7 @@ pub use ops::linear::{
 };
 pub use ops::lion::{LionHyper, lion, lion_needs};
 pub use ops::logit_cross_entropy::{logit_cross_entropy, logit_cross_entropy_backward, logit_cross_entropy_needs};
+pub use ops::multi_tensor::ReadyUpdates;
 pub use ops::narrow_copies::{narrow_each, narrow_each_needs};
 pub use ops::norm::{NormWeight, rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs};
 pub use ops::reduce::{add_in_place, in_place_needs, scaled, scaled_needs, zero, zeros};
@@ -105,7 +106,6 @@ pub use ops::relative_bias::{RelativePosition, relative_bias, relative_bias_back
 pub use ops::rope::{Rope, rope, rope_backward, rope_needs};
 pub use ops::rounding::Rounding;
 pub use ops::soft_cap::{soft_cap, soft_cap_backward, soft_cap_needs};
-pub use ops::together::ReadyUpdates;
 pub use ops::token_loss::{LossSums, TokenLoss};
 pub use parallel::{PoolThreads, for_each_part, join_threads, threads, with_temporary_threads};
 pub use peak::peak_gflops;

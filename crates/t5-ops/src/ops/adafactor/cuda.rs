@@ -10,8 +10,8 @@ use super::{
     AdafactorHyper, AdafactorUpdate, COLUMNS, GRADIENT_BYTES, PARAMETER_BYTES, SecondMoment, TOTALS, parts_of_columns,
     rows_of_part, scratch_of_gradient, scratch_of_parameter,
 };
-use crate::ops::together::cuda::{Group, Launch, OF_KEYS, OF_SUM, Parameter, Ready, THREADS, contiguous};
-use crate::ops::together::{groups, most_of_a_group, rows_of_block};
+use crate::ops::multi_tensor::cuda::{Group, Launch, OF_KEYS, OF_SUM, Parameter, Ready, THREADS, contiguous};
+use crate::ops::multi_tensor::{groups, most_of_a_group, rows_of_block};
 
 /// Sums of the squares of a gradient.
 #[derive(Clone, Debug)]

@@ -28,11 +28,11 @@ use cuda_device::pieces::of_piece;
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::needs::{Calls, Needs, elements};
+#[cfg(feature = "cuda")]
+use crate::ops::multi_tensor::cuda::each_scale;
+use crate::ops::multi_tensor::{ReadyUpdates, needs_of_groups, rows_of_block};
 use crate::ops::reduce::square_sum;
 use crate::ops::rounding::Rounding;
-#[cfg(feature = "cuda")]
-use crate::ops::together::cuda::each_scale;
-use crate::ops::together::{ReadyUpdates, needs_of_groups, rows_of_block};
 
 /// The numbers of one update.
 #[derive(Clone, Copy, Debug)]

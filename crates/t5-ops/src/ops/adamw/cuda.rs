@@ -4,7 +4,7 @@ use candle_core::Result;
 use cuda_device::launch::{address, check_each_apart, table};
 
 use super::{AdamwUpdate, Factors, TABLE_BYTES};
-use crate::ops::together::cuda::{Group, Launch, OF_KEYS, Parameter, Ready, contiguous};
+use crate::ops::multi_tensor::cuda::{Group, Launch, OF_KEYS, Parameter, Ready, contiguous};
 
 /// `Decayed` of `optimizer.cu`, which has no padding.
 #[repr(C)]

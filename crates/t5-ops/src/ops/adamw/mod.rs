@@ -22,10 +22,10 @@ use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::needs::Needs;
-use crate::ops::rounding::Rounding;
 #[cfg(feature = "cuda")]
-use crate::ops::together::cuda::each_scale;
-use crate::ops::together::{ReadyUpdates, needs_of_groups};
+use crate::ops::multi_tensor::cuda::each_scale;
+use crate::ops::multi_tensor::{ReadyUpdates, needs_of_groups};
+use crate::ops::rounding::Rounding;
 
 /// The numbers of one update.
 #[derive(Clone, Copy, Debug)]
