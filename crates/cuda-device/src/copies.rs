@@ -13,7 +13,7 @@ use std::rc::Rc;
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::cudarc::driver::CudaEvent;
 use candle_core::{Device, Result, Tensor};
-use tensor_storage::{WritePolicy, absent, overwrite, overwrite_in_place};
+use tensor_storage::{WritePolicy, overwrite, overwrite_in_place, unallocated};
 
 #[cfg(feature = "cuda")]
 use crate::copy_streams::Run;
@@ -39,9 +39,9 @@ impl Upload {
     /// [`Upload::complete`].
     ///
     /// # Errors
-    /// Those of [`absent::materialize`].
+    /// Those of [`unallocated::materialize`].
     pub fn begin(to: &Tensor) -> Result<Self> {
-        absent::materialize(to)?;
+        unallocated::materialize(to)?;
         Ok(Self {
             #[cfg(feature = "cuda")]
             way: cuda::DeviceUpload::to(to)?,
@@ -85,12 +85,12 @@ impl Upload {
     fn execute(&mut self, host_copy: &Tensor) -> Result<()> {
         #[cfg(feature = "cuda")]
         if let Some(way) = &mut self.way {
-            absent::check_alike("copy", &self.to, host_copy)?;
+            unallocated::check_alike("copy", &self.to, host_copy)?;
             way.copy(&self.to, host_copy)?;
             copy_waits::record_upload(host_copy);
             return Ok(());
         }
-        absent::check_alike("copy", &self.to, host_copy)?;
+        unallocated::check_alike("copy", &self.to, host_copy)?;
         overwrite(&self.to, host_copy)
     }
 
@@ -170,7 +170,7 @@ impl WriteBack {
     /// # Errors
     /// Another shape or dtype; the driver's.
     pub fn begin(x: &Tensor, host_copy: &Tensor) -> Result<Option<Self>> {
-        absent::check_alike("copy", x, host_copy)?;
+        unallocated::check_alike("copy", x, host_copy)?;
         #[cfg(feature = "cuda")]
         if !x.device().is_cpu()
             && tensor_storage::change_bytes(host_copy, |bytes| crate::page_locked::is_locked(bytes))?
@@ -394,7 +394,7 @@ mod tests {
     #[test]
     fn on_the_processor_values_are_there_when_a_copy_was_carried_out() {
         let host_copy = Tensor::arange(0f32, 24.0, &Device::Cpu).unwrap().reshape((4, 6)).unwrap();
-        let to = absent::absent_like(&host_copy, &Device::Cpu).unwrap();
+        let to = unallocated::unallocated_like(&host_copy, &Device::Cpu).unwrap();
         let mut incoming = Upload::begin(&to).unwrap();
         assert!(!incoming.is_copied());
         assert!(incoming.copy(&host_copy.to_dtype(DType::BF16).unwrap()).is_err() && !incoming.is_copied());

@@ -203,7 +203,7 @@ pub fn own_address(t: &Tensor) -> Result<u64> {
         ($element:ty) => {{
             let slice = storage.as_cuda_slice::<$element>()?;
             if slice.len() < end {
-                bail!("expected a tensor with values, got one whose values are absent")
+                bail!("expected a tensor with values, got one that is unallocated")
             }
             slice.device_ptr(&stream).0
         }};

@@ -22,7 +22,7 @@ use t5_ops::{
     feed_forward_activation_backward, linear, linear_backward_input, linear_backward_weight,
     linear_cross_entropy_backward, rms_norm, rms_norm_backward,
 };
-use tensor_storage::absent;
+use tensor_storage::unallocated;
 
 use self::times::{shortest, shortest_on, shortest_without};
 use crate::rounding::significant;
@@ -408,7 +408,7 @@ fn bidirectional(
     device: &Device,
     write_back: impl Fn(&Tensor) -> candle_core::Result<()>,
 ) -> candle_core::Result<f64> {
-    let there = absent::absent_like(host_copy, device)?;
+    let there = unallocated::unallocated_like(host_copy, device)?;
     let up = || {
         let mut incoming = Upload::begin(&there)?;
         incoming.copy(host_copy)?;

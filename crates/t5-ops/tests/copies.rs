@@ -14,7 +14,7 @@ use cuda_device::copy_waits::{self, CopyWaits};
 use cuda_device::page_locked::PageLocked;
 use cuda_device::pinned_copies::{self, PinnedCopy};
 use heap::FileMemory;
-use tensor_storage::{WritePolicy, absent};
+use tensor_storage::{WritePolicy, unallocated};
 
 use self::tensors::{bits, is_emulated, test_alone};
 
@@ -84,8 +84,9 @@ fn beside_each_other(card: &Device, is_locked: bool) -> Vec<Vec<u32>> {
     let locks: Vec<_> =
         host_copies.iter().flatten().filter(|_| is_locked).map(|host_copy| PageLocked::lock(host_copy, card)).collect();
     assert!(locks.iter().all(Option::is_some));
-    let absent =
-        |block: usize| host_copies[block].each_ref().map(|host_copy| absent::absent_like(host_copy, card).unwrap());
+    let unallocated = |block: usize| {
+        host_copies[block].each_ref().map(|host_copy| unallocated::unallocated_like(host_copy, card).unwrap())
+    };
     let begin = |tensors: &[Tensor; 2]| tensors.each_ref().map(|tensor| Upload::begin(tensor).unwrap());
     let copy = |incoming: &mut [Upload; 2], block: usize| {
         incoming
@@ -93,20 +94,20 @@ fn beside_each_other(card: &Device, is_locked: bool) -> Vec<Vec<u32>> {
             .zip(&host_copies[block])
             .for_each(|(incoming, host_copy)| incoming.copy(host_copy).unwrap());
     };
-    let (mut x, mut here, mut outputs) = (input(card), absent(0), Vec::new());
+    let (mut x, mut here, mut outputs) = (input(card), unallocated(0), Vec::new());
     let mut incoming = begin(&here);
     copy(&mut incoming, 0);
     let mut outgoing: Option<Download> = None;
     for block in 0..BLOCKS {
         incoming.into_iter().for_each(|incoming| incoming.complete().unwrap());
-        let next = absent(block + 1);
+        let next = unallocated(block + 1);
         incoming = begin(&next);
         let y = compute(&x, &here);
         // All launched work is done meanwhile.
         copy(&mut incoming, block + 1);
         let before = outgoing.replace(Download::begin(&y).unwrap());
         outputs.extend(before.map(|before| bits(&before.complete().unwrap())));
-        here.iter().for_each(|tensor| absent::release(tensor).unwrap());
+        here.iter().for_each(|tensor| unallocated::release(tensor).unwrap());
         (x, here) = (y, next);
     }
     outputs.extend(outgoing.map(|last| bits(&last.complete().unwrap())));
@@ -124,7 +125,7 @@ fn copies_beside_what_is_computed_change_no_bit() {
     }
     // A tensor that is larger than all pinned memory, there and back, in reused memory.
     let [_, large] = host_copy(3);
-    let to = absent::absent_like(&large, &card).unwrap();
+    let to = unallocated::unallocated_like(&large, &card).unwrap();
     let mut incoming = Upload::begin(&to).unwrap();
     incoming.copy(&large).unwrap();
     incoming.complete().unwrap();
@@ -143,14 +144,14 @@ fn bytes_of_copies_and_the_time_that_the_card_waits_for_them_are_counted_once() 
     let bytes = |waits: CopyWaits| (waits.to_card, waits.from_card);
     assert_eq!(copy_waits::so_far().unwrap(), CopyWaits::default());
     // A wait within another one.
-    let to = absent::absent_like(&large, &card).unwrap();
+    let to = unallocated::unallocated_like(&large, &card).unwrap();
     copy_waits::waiting(&card, || uploaded(&to, &large)).unwrap();
     let uploaded = copy_waits::so_far().unwrap();
     assert_eq!(bytes(uploaded), (of_large, 0));
     assert!(uploaded.seconds > 0.0);
     assert!(bits(&copy_waits::moved(&to, &Device::Cpu).unwrap()) == bits(&large));
     // During other work, there and back.
-    let to = absent::absent_like(&weight, &card).unwrap();
+    let to = unallocated::unallocated_like(&weight, &card).unwrap();
     let mut incoming = Upload::begin(&to).unwrap();
     incoming.copy(&weight).unwrap();
     incoming.complete().unwrap();
@@ -204,14 +205,14 @@ fn values_that_nobody_waits_for_are_there_before_their_memory_serves_others() {
     let card = cuda_device::open_card(0).expect("a card, or the emulated one");
     let [small, large] = host_copy(1);
     for _ in 0..3 {
-        let to = absent::absent_like(&large, &card).unwrap();
+        let to = unallocated::unallocated_like(&large, &card).unwrap();
         let mut incoming = Upload::begin(&to).unwrap();
         incoming.copy(&large).unwrap();
         drop(incoming);
         drop(to);
         let others = Tensor::zeros(LARGE, DType::F32, &card).unwrap();
         // Otherwise a late copy would run after the values were read. Another copy that is waited for comes after it.
-        let last = absent::absent_like(&small, &card).unwrap();
+        let last = unallocated::unallocated_like(&small, &card).unwrap();
         let mut incoming = Upload::begin(&last).unwrap();
         incoming.copy(&small).unwrap();
         incoming.complete().unwrap();
@@ -223,7 +224,7 @@ fn values_that_nobody_waits_for_are_there_before_their_memory_serves_others() {
 fn a_home_that_is_locked_follows_its_tensor() {
     let card = cuda_device::open_card(0).expect("a card, or the emulated one");
     let [_, large] = host_copy(4);
-    let to = absent::absent_like(&large, &card).unwrap();
+    let to = unallocated::unallocated_like(&large, &card).unwrap();
     uploaded(&to, &large).unwrap();
     t5_ops::add_in_place(&to, &to.copy().unwrap()).unwrap();
     assert!(!written_back(&to, &large).unwrap(), "it is not locked");
@@ -255,7 +256,7 @@ fn values_in_a_file_come_from_it_piece_by_piece() {
     tensor_storage::page_out(&in_file);
     let [all, part] = [in_file.clone(), in_file.narrow(0, 1001, LARGE - 2002).unwrap()];
     for (of, expected) in [(all, bits(&large)), (part, bits(&large)[1001..LARGE - 1001].to_vec())] {
-        let to = absent::absent_like(&of, &card).unwrap();
+        let to = unallocated::unallocated_like(&of, &card).unwrap();
         uploaded(&to, &of).unwrap();
         assert!(bits(&to) == expected);
     }
@@ -272,12 +273,12 @@ fn a_file_that_is_shortened_is_an_error_and_other_copies_go_on() {
         tensor_storage::tensor_in_file(&memory, 0, &[LARGE], DType::F32).unwrap().expect("a tensor in the file");
     // Copies of some pieces are under way when the end of the file is reached.
     File::options().write(true).open(&path).unwrap().set_len(2 * LARGE as u64).unwrap();
-    let to = absent::absent_like(&of_file, &card).unwrap();
+    let to = unallocated::unallocated_like(&of_file, &card).unwrap();
     let mut incoming = Upload::begin(&to).unwrap();
     assert!(matches!(incoming.copy(&of_file), Err(candle_core::Error::Io(_))) && !incoming.is_copied());
     drop((incoming, to));
     let [_, large] = host_copy(3);
-    let others = absent::absent_like(&large, &card).unwrap();
+    let others = unallocated::unallocated_like(&large, &card).unwrap();
     uploaded(&others, &large).unwrap();
     assert!(bits(&others) == bits(&large));
     std::fs::remove_file(&path).unwrap();
@@ -343,7 +344,7 @@ fn values_that_wait_come_back_though_their_memory_served_others() {
 fn values_of_another_shape_or_dtype_are_refused() {
     let card = cuda_device::open_card(0).expect("a card, or the emulated one");
     let [weight, _] = host_copy(0);
-    let to = absent::absent_like(&weight, &card).unwrap();
+    let to = unallocated::unallocated_like(&weight, &card).unwrap();
     let mut incoming = Upload::begin(&to).unwrap();
     for other in [weight.narrow(0, 0, 7).unwrap(), weight.to_dtype(DType::BF16).unwrap()] {
         assert!(incoming.copy(&other).unwrap_err().to_string().starts_with("copy: expected F32 [72, 72]"));
@@ -355,7 +356,7 @@ fn copies_go_on_after_a_thread_has_forgotten_its_cards() {
     let card = cuda_device::open_card(0).expect("a card, or the emulated one");
     let [_, large] = host_copy(5);
     for _ in 0..3 {
-        let to = absent::absent_like(&large, &card).unwrap();
+        let to = unallocated::unallocated_like(&large, &card).unwrap();
         let mut incoming = Upload::begin(&to).unwrap();
         incoming.copy(&large).unwrap();
         incoming.complete().unwrap();

@@ -14,7 +14,7 @@ use candle_core::{Device, Tensor, TensorId};
 use cuda_device::copies::{Upload, WriteBack};
 use cuda_device::copy_waits;
 use cuda_device::page_locked::PageLocked;
-use tensor_storage::absent;
+use tensor_storage::unallocated;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -70,7 +70,7 @@ impl HostCopies {
     /// # Errors
     /// The device reports an error.
     pub fn insert(&self, values: Tensor, device: &Device) -> Result<Tensor> {
-        let tensor = absent::absent_like(&values, device)?;
+        let tensor = unallocated::unallocated_like(&values, device)?;
         tensor_storage::page_out(&values);
         let lock = PageLocked::lock(&values, device);
         self.host_copies
@@ -128,7 +128,7 @@ impl HostCopies {
     /// The device or a file reports an error.
     pub fn with_values(&self, tensor: &Tensor) -> Result<Tensor> {
         let Some(values) = self.read(tensor)? else { return Ok(tensor.clone()) };
-        let copy = absent::absent_like(&values, tensor.device())?;
+        let copy = unallocated::unallocated_like(&values, tensor.device())?;
         let mut incoming = Upload::begin(&copy)?;
         self.execute(&mut incoming, &values)?;
         incoming.complete()?;
@@ -220,7 +220,7 @@ impl Pager<Tensor> for HostCopies {
     fn page_out(&self, _: usize, weight: &Tensor) -> Result<()> {
         match self.host_copies.borrow_mut().get_mut(&weight.id()) {
             Some(host_copy) if host_copy.is_resident => {
-                absent::release(weight)?;
+                unallocated::release(weight)?;
                 host_copy.is_resident = false;
                 Ok(())
             }

@@ -115,7 +115,7 @@ impl T5 {
             let tensor = initial_tensor(&spec, seed, spec.dtype(dtype), first)?;
             let tensor = WeightFile::place(file.as_ref().filter(|_| spec.may_be_offloaded(dtype)), tensor)?;
             if !keeps(&spec) {
-                tensor_storage::absent::release(&tensor)?;
+                tensor_storage::unallocated::release(&tensor)?;
             }
             Ok(Parameter { name: spec.name, tensor, part: spec.part, quantisation: None })
         };

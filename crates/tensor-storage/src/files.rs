@@ -180,7 +180,7 @@ pub fn with_extent<R>(x: &Tensor, f: impl FnOnce(&Extent) -> R) -> Option<R> {
     where
         T: WithDType,
     {
-        // Values that are absent lie nowhere.
+        // Values of an unallocated tensor lie nowhere.
         Extent::find(bytes(range.map_or(Some(data), |range| data.get(range))?))
     }
     let (storage, layout) = x.storage_and_layout();

@@ -5,10 +5,10 @@
 // Unsafe code is allowed here: elements are seen as bytes, and memory that nothing has written as elements.
 #![allow(unsafe_code)]
 
-pub mod absent;
 mod bytes;
 mod elements;
 mod files;
+pub mod unallocated;
 
 pub use bytes::{bytes, bytes_mut, change_bytes, from_bytes, with_bytes};
 pub use elements::{assume_filled, elements, overwrite, set_unspecified, share_storage};

@@ -209,7 +209,7 @@ impl Parallel {
         self.is_shared = parameters.iter().enumerate().map(is_shared).collect();
         for (index, parameter) in parameters.iter().enumerate() {
             if self.is_shared[index] && !self.updates(index) {
-                tensor_storage::absent::release(&parameter.tensor).map_err(t5::Error::from)?;
+                tensor_storage::unallocated::release(&parameter.tensor).map_err(t5::Error::from)?;
             }
         }
         let weight_pager = Rc::new(ShardedWeightPager {
@@ -371,7 +371,7 @@ impl ShardedWeightPager {
     }
 
     fn begin(&self, index: usize, weight: &Tensor) -> t5::Result<PendingTransfer> {
-        tensor_storage::absent::materialize(weight)?;
+        tensor_storage::unallocated::materialize(weight)?;
         self.transport.begin_broadcast(self.owners[index], weight).map_err(elsewhere)
     }
 }
@@ -397,7 +397,7 @@ impl Pager<Tensor> for ShardedWeightPager {
     fn page_out(&self, index: usize, weight: &Tensor) -> t5::Result<()> {
         let was_resident = self.is_shared[index] && std::mem::replace(&mut self.is_resident.borrow_mut()[index], false);
         if was_resident && !self.is_own(index) {
-            tensor_storage::absent::release(weight)?;
+            tensor_storage::unallocated::release(weight)?;
         }
         Ok(())
     }

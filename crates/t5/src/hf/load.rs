@@ -135,7 +135,7 @@ pub(crate) fn load(
             None => WeightFile::place(file, reader.read(name, spec.dtype(dtype), device)?)?,
         };
         if !keeps(&spec) && !spec.part.is_table() {
-            tensor_storage::absent::release(&tensor)?;
+            tensor_storage::unallocated::release(&tensor)?;
         }
         parameters.push(Parameter { name: spec.name, tensor, part: spec.part, quantisation: None });
     }
@@ -143,7 +143,7 @@ pub(crate) fn load(
     stored.check_the_rest(&config, &parameters)?;
     for (parameter, spec) in parameters.iter().zip(ParameterSpec::all(&config)) {
         if !keeps(&spec) && spec.part.is_table() {
-            tensor_storage::absent::release(&parameter.tensor)?;
+            tensor_storage::unallocated::release(&parameter.tensor)?;
         }
     }
     let carried = Carried::read(stored.readers, &config)?.map(Rc::new);

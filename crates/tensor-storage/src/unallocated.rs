@@ -1,7 +1,7 @@
 //! Tensors whose values are elsewhere for a while, for example in the memory of another process, or in the host's memory beside a device.
 //! Their storage is empty meanwhile.
 //!
-//! Invariants: a tensor keeps its shape and dtype. Code that reads absent values panics or returns an error, and reads no other memory.
+//! Invariants: a tensor keeps its shape and dtype. Code that reads unallocated values panics or returns an error, and reads no other memory.
 
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
@@ -31,10 +31,10 @@ pub fn materialize(x: &Tensor) -> Result<()> {
 ///
 /// # Errors
 /// Those of the device.
-pub fn absent_like(host_copy: &Tensor, device: &Device) -> Result<Tensor> {
+pub fn unallocated_like(host_copy: &Tensor, device: &Device) -> Result<Tensor> {
     match device {
         #[cfg(feature = "cuda")]
-        Device::Cuda(card) => cuda::absent(host_copy.shape(), host_copy.dtype(), card),
+        Device::Cuda(card) => cuda::unallocated(host_copy.shape(), host_copy.dtype(), card),
         _ => {
             let x = Tensor::zeros(host_copy.shape(), host_copy.dtype(), device)?;
             release(&x)?;
@@ -98,7 +98,7 @@ mod cuda {
     /// Elements of an empty storage: a driver allocates no memory of 0 bytes.
     const EMPTY: usize = 1;
 
-    pub fn absent(shape: &Shape, dtype: DType, card: &CudaDevice) -> Result<Tensor> {
+    pub fn unallocated(shape: &Shape, dtype: DType, card: &CudaDevice) -> Result<Tensor> {
         let storage = Storage::Cuda(card.zeros_impl(&Shape::from(EMPTY), dtype)?);
         Ok(Tensor::from_storage(storage, shape, BackpropOp::none(), false))
     }
@@ -151,10 +151,10 @@ mod tests {
             change_bytes(&x, |bytes| bytes.fill(1)).unwrap();
             materialize(&x).unwrap();
             assert_ne!(sum(&other), 0.0, "values that are there stay");
-            let absent = absent_like(&host_copy, &Device::Cpu).unwrap();
-            materialize(&absent).unwrap();
-            overwrite(&absent, &host_copy).unwrap();
-            assert_eq!((sum(&absent), absent.dims()), (21_000.0, &[300, 70][..]));
+            let unallocated = unallocated_like(&host_copy, &Device::Cpu).unwrap();
+            materialize(&unallocated).unwrap();
+            overwrite(&unallocated, &host_copy).unwrap();
+            assert_eq!((sum(&unallocated), unallocated.dims()), (21_000.0, &[300, 70][..]));
         }
         assert!(materialize(&Tensor::ones((3, 2), DType::F32, &Device::Cpu).unwrap().t().unwrap()).is_err());
     }
