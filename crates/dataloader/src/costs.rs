@@ -135,7 +135,7 @@ fn tokenizing_bytes(options: &LoaderOptions, tokenizer: &Tokenizer, column: usiz
     let window = largest.min(windows.max_bytes() as u64);
     let cut = window.min(windows.usual_window_bytes() as u64);
     let word = largest.min(windows.word_bytes as u64);
-    // A window is let go before its words are tokenized.
+    // A window is freed before its words are tokenized.
     let cutting = cut * BYTES_PER_WINDOW_BYTE + (window - cut) * BYTES_PER_WORD_BYTE;
     let found = cut * BYTES_PER_FOUND_BYTE + (window - cut) * BYTES_PER_FOUND_WORD_BYTE;
     cutting.max(found + word * word_byte) + ids

@@ -64,7 +64,7 @@ pub fn remove_leftovers(directory: &Path, own: &OwnFiles, others: Others) -> Res
     Ok(())
 }
 
-/// Whether nobody fills the open entry any more. The lock then stays taken until the file is closed.
+/// Whether no process fills the open entry any more. The lock then stays taken until the file is closed.
 pub(crate) fn is_dead(parent: &Directory, name: &OsStr, file: &File, others: Others) -> bool {
     let is_free = match try_lock(file) {
         Ok(()) => true,

@@ -37,7 +37,7 @@ use crate::system::{self, How, Kind};
 
 /// The name of the lock.
 pub const LOCK_FILE: &str = ".lock";
-/// Permissions of a new lock file, before the umask. Whoever can open a file can lock it, so other users cannot.
+/// Permissions of a new lock file, before the umask. A user who can open the file can lock it, so other users may not open it.
 const LOCK_MODE: u32 = 0o660;
 /// A process id, its line break, and some spare bytes.
 const MAX_TEXT_BYTES: u64 = 32;

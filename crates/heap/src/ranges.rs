@@ -1,4 +1,4 @@
-//! Free ranges of memory, as numbers: which range to hand out, and which to give up.
+//! Free ranges of memory, as numbers: which range to allocate, and which to return.
 //!
 //! Invariants: ranges neither overlap nor touch (neighbours are one range); the two orders hold the same
 //! ranges; `bytes` is their sum.

@@ -15,7 +15,7 @@
 //! * With an explicit budget and enough memory for it, the plan is a function of budget and costs only. Other programs on the machine do
 //!   not change it.
 //! * A device has a budget and rows of its own; a plan fits both budgets, or neither is promised.
-//! * This crate compares bytes and time, and knows nothing about the settings. A [`Setting`] describes itself in words, and a plan carries
+//! * This crate compares bytes and time, and does not know what a setting does. A [`Setting`] describes itself in words, and a plan carries
 //!   it.
 //!
 //! # Use

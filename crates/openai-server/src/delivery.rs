@@ -54,7 +54,7 @@ impl Delivery {
         })
     }
 
-    /// Counts an event on its way. False if the request holds too much, and ends.
+    /// Counts an event that is not sent yet. False if the request holds too much, and ends.
     pub fn sent(&self, event: &Event) -> bool {
         self.hold(bytes_of(event))
     }

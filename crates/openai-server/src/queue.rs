@@ -127,7 +127,7 @@ impl Job {
         }
     }
 
-    /// Whether nobody waits for the events.
+    /// Whether no client waits for the events.
     pub fn is_cancelled(&self) -> bool {
         self.events.is_closed() || self.delivery.is_cut()
     }

@@ -107,7 +107,7 @@ fn sequential(dataset: &Dataset) -> (u64, u64) {
     (dataset.rows(), bytes)
 }
 
-/// Reads a whole epoch. If there are several readers, batches of a window are dealt out in turn.
+/// Reads a whole epoch. If there are several readers, each takes every n-th batch of a window.
 fn shuffled(dataset: &Dataset, readers: usize) -> (u64, u64) {
     let mut numbers = Numbers(1);
     let mut blocks: Vec<u64> = (0..dataset.rows().div_ceil(BLOCK_ROWS)).collect();

@@ -383,7 +383,7 @@ impl<'a> StepCounter<'a> {
         if layers.copies_overlap || reads_files { cuda_device::copies::STAGING_BYTES } else { 0 }
     }
 
-    /// Bytes in the host's memory of the largest tensor on its way between a device and its place outside. A tensor kept in the host's
+    /// Bytes in the host's memory of the largest tensor while it is copied between a device and its place outside. A tensor kept in the host's
     /// memory needs no extra bytes. Of tensors in files, the next one is read ahead.
     fn in_transit(&self, levers: &Levers) -> u64 {
         let Some(layers) = levers.layer_major.filter(|_| self.of_model.place == MemorySpace::Device) else { return 0 };

@@ -127,7 +127,7 @@ impl Offer<'_> {
         }
     }
 
-    /// Bytes in the host's memory of a weight on its way to a device; `None` if weights stay on the device, or if there is none.
+    /// Bytes in the host's memory of a weight while it is copied to a device; `None` if weights stay on the device, or if there is none.
     fn in_transit(&self, levers: &Levers) -> Option<u64> {
         let is_off = self.job.place == MemorySpace::Device && levers.has_weights_on_disk();
         let paged = || self.counter.paged(levers);

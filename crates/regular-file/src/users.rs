@@ -38,7 +38,7 @@ fn outside() -> Option<u32> {
     })
 }
 
-/// `None` if the map has every user: then nobody is outside.
+/// `None` if the map has every user.
 fn outside_of(uid_map: &str, overflow: &str) -> Option<u32> {
     let mapped: u64 = uid_map.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok()).sum();
     if mapped >= u64::from(u32::MAX) { None } else { overflow.trim().parse().ok() }

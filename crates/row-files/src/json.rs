@@ -40,7 +40,7 @@ pub(crate) struct JsonRows {
     input: Input,
     layout: Layout,
     wanted: Vec<Column>,
-    /// `None`: nobody asks for them.
+    /// `None`: they are not wanted.
     late: Option<LateColumns>,
     buffer: Vec<u8>,
     /// The next line to read, from 1.

@@ -42,7 +42,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// An error on its way to the user.
+/// An error that the user will see.
 #[derive(Debug)]
 pub struct Failure {
     /// The process's exit code.

@@ -1,7 +1,7 @@
 //! Text of others, as a terminal or a log may receive it: no character moves the cursor, changes the terminal, or hides text.
 //!
 //! A row, a name or an answer can contain control sequences, which set a terminal's title, erase lines, or make false links. It can also
-//! contain characters that reverse the order of a line, or that nobody sees. Such a character is written as JSON would write it, such as
+//! contain characters that reverse the order of a line, or that are invisible. Such a character is written as JSON would write it, such as
 //! `\u001b`. So JSON stays the same JSON.
 //!
 //! ```

@@ -216,7 +216,7 @@ fn products_are_of_matrices_that_exist_and_their_sums_are_in_f32() {
         assert_eq!(multiply(&device, dtype, 1, None), Err(blas::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE));
     }
     if is_emulated(&card()) {
-        // A card multiplies all the same. Its partial sums may then be rounded.
+        // A card multiplies them, and may round its partial sums.
         let default = blas::cublasMath_t::CUBLAS_DEFAULT_MATH;
         assert_eq!(multiply(&device, DType::F32, 2, Some(default)), Ok(vec![2.0; 4]));
         let refused = Err(blas::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);

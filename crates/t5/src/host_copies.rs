@@ -230,7 +230,7 @@ impl Pager<Tensor> for HostCopies {
 
     fn release(&self, index: usize, weight: &Tensor) -> Result<()> {
         if let Some(host_copy) = self.host_copies.borrow_mut().get_mut(&weight.id()) {
-            // What is on its way has its memory already.
+            // A weight that is being copied has its memory already.
             host_copy.is_resident |= host_copy.incoming.take().is_some();
         }
         self.page_out(index, weight)

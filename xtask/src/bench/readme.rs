@@ -228,7 +228,7 @@ mod tests {
         assert!(rows_of("", &json!({})).is_err());
     }
 
-    /// A table that nobody measured again while kernels, planner and loader changed is no evidence. Raising the version asks for it.
+    /// A table from before kernels, planner and loader changed is no evidence, so a new version needs a new one.
     #[test]
     fn the_readmes_tables_are_at_most_one_version_old() {
         let number = |text: &str| {

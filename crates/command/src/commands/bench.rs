@@ -365,7 +365,7 @@ mod tests {
         let plan = on_a_device(&[]).expect("it fits");
         // Parameters and gradients in f32.
         assert!(plan.predicted_device_peak > Bytes(2 * 4 * 60_506_624), "{}", plan.bill);
-        // The host holds the largest tensor on its way, and little else.
+        // The host holds the largest tensor while it is copied, and little else.
         assert!(plan.predicted_peak < Bytes(4 * 32_128 * 512) + Bytes::mib(4), "{}", plan.bill);
         for flag in ["--offload", "--offload-gradients", "--offload-weights"] {
             let [disk, host] = ["disk", "host"].map(|place| {

@@ -342,7 +342,7 @@ fn last_error(log: &Path) -> String {
     run_report::figures::clipped(last, 200)
 }
 
-/// A seed that nobody chose.
+/// A random seed.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     // Short enough to be typed.

@@ -42,7 +42,7 @@ impl Turns {
         self.credit.get(&size).is_none_or(|&credit| credit >= 0)
     }
 
-    /// Nothing is in progress, so nobody has waited.
+    /// Nothing is in progress, so no client has waited.
     pub fn clear(&mut self) {
         self.credit.clear();
     }
@@ -80,7 +80,7 @@ mod tests {
         assert!(steps == 10 && turns.may_begin(5), "{steps}");
         turns.begins(5, 80);
         assert!(!turns.may_begin(5) && turns.may_begin(1));
-        // Without shorter answers nobody waits for it.
+        // Without shorter answers no client waits for it.
         turns.next(&BTreeMap::from([(5, 1)]));
         assert!(turns.may_begin(5));
     }

@@ -297,7 +297,7 @@ pub fn attention_at(q: &Tensor, [k, v]: [&Tensor; 2], a: &Attention, position: P
 }
 
 /// Merges attention of the same queries to two sets of keys: the result of one softmax over all of them. Each part is a result (B, T, H*K)
-/// and its log-sum-exp (B, H, T); so is what is returned. The memory of the first part may be overwritten: the caller gives it up.
+/// and its log-sum-exp (B, H, T); so is what is returned. The memory of the first part may be overwritten: the caller does not read it again.
 ///
 /// The backward of each set is [`attention_backward`] with its own keys and values, and the merged result and log-sum-exp: with them it
 /// computes the set's share of the probabilities. The gradient of the queries is the sum of both. With dropout, the two sets need different

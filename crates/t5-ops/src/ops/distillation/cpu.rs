@@ -30,7 +30,7 @@ pub(super) fn gradient(
     Ok((losses, logits))
 }
 
-/// The losses of a row, whose gradient takes the place of the logits.
+/// The losses of a row, whose gradient overwrites the logits.
 fn of_row<T: Element>(logits: &mut [T], teacher: &[T], label: usize, (scale, of): (f64, Distillation)) -> LossSums {
     let Distillation { alpha, temperature } = of;
     let inverse = (1.0 / temperature) as f32;
