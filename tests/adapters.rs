@@ -56,6 +56,39 @@ fn a_run_with_an_adapter_that_was_killed_goes_on_to_the_same_bits() {
 }
 
 #[test]
+fn an_adapter_whose_model_was_changed_since_is_used_with_a_warning() {
+    let scene = scene();
+    scene.run(&tune("tuned", &[])).expect_code(0);
+    scene.run(&tune("coded", &["--set", "model.base_precision=int8"])).expect_code(0);
+    let words = |run: &'static str| vec!["generate", "--model", run, "--prompt", "after 75", "--max-new-tokens", "2"];
+    let of_adapter = ["--model", "run", "--adapter", "tuned"];
+    let uses = [
+        words("tuned"),
+        words("tuned/checkpoints/step-00000006"),
+        [&["generate", "--prompt", "a", "--max-new-tokens", "2"][..], &of_adapter].concat(),
+        ["merge", "--adapter", "tuned", "--force", "--output", "merged"].to_vec(),
+        [&["export", "--format", "gguf", "--gguf-names", "hf", "--force", "--output", "x.gguf"][..], &of_adapter]
+            .concat(),
+    ];
+    let warned = |words: &[&str]| scene.run(words).expect_code(0).err.contains("has changed since");
+    // A copy has other times and the same weights.
+    let weights = scene.path("run/model/model.safetensors");
+    let mut bytes = std::fs::read(&weights).expect("weights");
+    std::fs::write(&weights, &bytes).expect("a file");
+    assert!(uses.iter().all(|words| !warned(words)));
+    *bytes.last_mut().expect("weights") ^= 1;
+    std::fs::write(&weights, bytes).expect("a file");
+    assert!(uses.iter().all(|words| warned(words)));
+    // The run's own copy is what this adapter was trained beside.
+    assert!(!warned(&words("coded")));
+    let copy = scene.path("coded/base-int8/model.safetensors");
+    let mut bytes = std::fs::read(&copy).expect("weights");
+    *bytes.last_mut().expect("weights") ^= 1;
+    std::fs::write(&copy, bytes).expect("a file");
+    assert!(warned(&words("coded")));
+}
+
+#[test]
 fn weights_that_stay_in_the_model_s_files_train_the_same_adapter() {
     let scene = scene();
     let layers = ["--set", "memory.accumulation=layer-major", "--set", "memory.micro_batch_samples=2"];

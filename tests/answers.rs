@@ -154,6 +154,53 @@ fn a_file_of_answers_is_the_same_after_a_kill_and_holds_all_of_them_or_the_best(
 }
 
 #[test]
+fn a_file_of_answers_goes_on_only_with_the_prompts_tokens_and_settings_that_it_was_begun_with() {
+    let scene = trained();
+    let row = |i: usize| format!("{{\"prompt\":\"after {i}\",\"other\":\"before {i}\",\"response\":\"{i}\"}}\n");
+    // The last row is broken, so each command ends with answers of the others.
+    scene.write("rows.jsonl", (0..20).map(row).chain(["{\"prompt\": 1".to_owned()]).collect::<String>());
+    let usual = ["generate", "--model", "run/model", "--max-new-tokens", "2", "--input", "rows.jsonl", "--output", "a"];
+    let begun = |more: &[&str]| {
+        scene.run(&[&usual[..], more].concat()).expect_code(4);
+        scene.names(".").iter().filter(|name| name.ends_with(".partial")).count()
+    };
+    assert_eq!(begun(&[]), 1);
+    assert_eq!(begun(&[]), 1, "the same command goes on");
+    let cases: [&[&str]; 6] = [
+        &["--prompt-column", "other"],
+        &["--source-template", "{prompt}{other}"],
+        &["--prompt", "first"],
+        &["--keep-special-tokens"],
+        &["--best-of", "chrf"],
+        &["--best-of", "chrf", "--response-column", "other"],
+    ];
+    for (number, more) in cases.into_iter().enumerate() {
+        assert_eq!(begun(more), number + 2, "{more:?}");
+    }
+    for (number, (file, from, to)) in [
+        ("config.json", "\"dropout_rate\"", "\"n_positions\": 77, \"dropout_rate\""),
+        ("tokenizer.json", "{", "{ "),
+        ("generation_config.json", "{", "{\"repetition_penalty\": 1.5, "),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let path = scene.path("run/model").join(file);
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|_| "{\"_\": 0}".to_owned());
+        assert!(text.contains(from), "{file}: {text}");
+        std::fs::write(&path, text.replacen(from, to, 1)).expect("a file");
+        assert_eq!(begun(&[]), cases.len() + 2 + number, "{file}");
+    }
+    let weights = scene.path("run/model/model.safetensors");
+    let of = |path: &std::path::Path| std::fs::metadata(path).and_then(|file| file.modified()).expect("a time");
+    let (before, mut bytes) = (of(&weights), std::fs::read(&weights).expect("weights"));
+    *bytes.last_mut().expect("weights") ^= 1;
+    std::fs::write(&weights, bytes).expect("a file");
+    std::fs::File::options().write(true).open(&weights).and_then(|file| file.set_modified(before)).expect("a time");
+    assert_eq!(begun(&[]), cases.len() + 5, "weights of the same length and time");
+}
+
+#[test]
 fn predictions_hold_each_row_with_its_scores_and_their_mean_is_the_report_s() {
     let scene = trained();
     let rows = repository().join("data/sample-validation.parquet").display().to_string();

@@ -128,3 +128,20 @@ fn sequences_of_fasta_are_read_with_their_letters_apart() {
     let bad = ["embed", "--model", "run", "--input", "bad.fasta", "--output", "c.npy"];
     scene.run(&bad).expect_code(4).expect_words(&["bad.fasta:1: a sequence without a name", ">P12345"]);
 }
+
+#[test]
+fn a_weight_that_is_too_large_gives_no_vectors_and_no_scores() {
+    let scene = scene();
+    let path = scene.path("run/model/model.safetensors");
+    let mut bytes = std::fs::read(&path).expect("weights");
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+    let tensors: Value = serde_json::from_slice(&bytes[8..header]).expect("a header");
+    let tensor = &tensors["encoder.block.0.layer.0.SelfAttention.q.weight"]["data_offsets"];
+    let [start, end] = [0, 1].map(|at| header + tensor[at].as_u64().expect("an offset") as usize);
+    bytes[start..end].chunks_mut(4).for_each(|value| value.copy_from_slice(&3e38f32.to_le_bytes()));
+    std::fs::write(&path, bytes).expect("a file");
+    embed(&scene, &["--model", "run", "--output", "x.npy"]).expect_code(4).expect_words(&["not finite", "hint: "]);
+    assert!(!scene.path("x.npy").exists());
+    let pairs = ["score", "--model", "run", "--pairs", "rows.jsonl", "--template", "{id} {text}", "--answers", "7,8"];
+    scene.run(&pairs).expect_code(4).expect_words(&["not finite", "hint: "]);
+}

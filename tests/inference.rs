@@ -112,3 +112,57 @@ fn a_dry_run_prints_the_bill_and_computes_nothing() {
         assert!(!bill.out.contains("training"), "{}", bill.out);
     }
 }
+
+/// Replaces the model's file of weights by one file a tensor, with an index. Returns the number of files.
+#[cfg(target_os = "linux")]
+fn write_shards(model: &std::path::Path) -> usize {
+    let whole = std::fs::read(model.join("model.safetensors")).expect("weights");
+    let header = 8 + u64::from_le_bytes(whole[..8].try_into().expect("eight bytes")) as usize;
+    let mut tensors: serde_json::Map<String, Value> = serde_json::from_slice(&whole[8..header]).expect("a header");
+    tensors.remove("__metadata__");
+    let mut map = serde_json::Map::new();
+    for (number, (name, mut tensor)) in tensors.into_iter().enumerate() {
+        let [start, end] = [0, 1].map(|at| tensor["data_offsets"][at].as_u64().expect("an offset") as usize);
+        tensor["data_offsets"] = serde_json::json!([0, end - start]);
+        let text = serde_json::json!({ &name: tensor }).to_string();
+        let text = format!("{text:width$}", width = text.len().next_multiple_of(8));
+        let bytes =
+            [&(text.len() as u64).to_le_bytes(), text.as_bytes(), &whole[header + start..header + end]].concat();
+        let file = format!("model-{number:05}.safetensors");
+        std::fs::write(model.join(&file), bytes).expect("a shard");
+        map.insert(name, file.into());
+    }
+    let files = map.len();
+    let index = serde_json::json!({ "weight_map": map });
+    std::fs::write(model.join("model.safetensors.index.json"), index.to_string()).expect("an index");
+    std::fs::remove_file(model.join("model.safetensors")).expect("the whole file");
+    files
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_model_in_more_files_than_there_are_slots_answers_the_same_and_names_a_file_that_is_cut() {
+    let scene = trained(&[]);
+    let budget = smallest(&generate(&scene, &["--memory-budget", "10MiB"]));
+    let whole = generate(&scene, &["--memory-budget", &budget]).expect_code(0);
+    let files = write_shards(&scene.path("run/model"));
+    assert!(files > 32, "{files} files, and slots for 16");
+    let budget = smallest(&generate(&scene, &["--memory-budget", "10MiB"]));
+    assert_eq!(generate(&scene, &["--memory-budget", &budget]).expect_code(0).out, whole.out);
+    // The last file but those of tables: each prompt reads it again.
+    let index: Value = serde_json::from_slice(&scene.read("run/model/model.safetensors.index.json")).expect("JSON");
+    let cut = index["weight_map"]["encoder.block.1.layer.1.DenseReluDense.wo.weight"].as_str();
+    let cut = cut.or(index["weight_map"]["encoder.block.1.layer.1.DenseReluDense.wi_0.weight"].as_str());
+    let cut = cut.expect("a weight of the encoder").to_owned();
+    scene.write("prompts.txt", "after 75\n".repeat(400));
+    let words = ["generate", "--model", "run/model", "--input", "prompts.txt", "--max-new-tokens", "6"];
+    let more = ["--max-source-tokens", "32", "--batch-samples", "1", "--memory-budget", &budget];
+    let mut running = scene.start(&[&words[..], &more].concat());
+    assert!(running.wait_for_lines(2));
+    running.signal("STOP");
+    std::fs::File::options().write(true).open(scene.path("run/model").join(&cut)).unwrap().set_len(0).unwrap();
+    running.signal("CONT");
+    let ran = running.end();
+    assert!(ran.code.is_some_and(|code| code == 1 || code == 4), "{:?} {}", ran.code, ran.err);
+    ran.expect_words(&["error: ", &cut]);
+}

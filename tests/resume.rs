@@ -1,6 +1,6 @@
 //! `--keep-training` after a run was killed, interrupted, damaged or finished.
 
-use crate::run::{ENDLESS, OF_A_STEP, Scene, short};
+use crate::run::{ENDLESS, OF_A_STEP, Scene, repository, short};
 
 /// The final weights of the short run without an interruption.
 fn uninterrupted(scene: &Scene, more: &[&str]) -> Vec<u8> {
@@ -43,6 +43,26 @@ fn a_run_killed_at_many_moments_ends_with_the_same_bits() {
         steps.into_iter().map(|line| line["loss"].as_f64()).collect::<Vec<_>>()
     };
     assert_eq!(losses("run"), losses("whole"), "the later line of a step counts");
+}
+
+#[test]
+fn validation_rows_that_changed_since_the_checkpoint_are_named() {
+    let scene = Scene::new();
+    let data = repository().join("data");
+    let from = |name: &str| std::fs::copy(data.join(name), scene.path("rows.parquet")).expect("a file");
+    let [train, tokenizer] = [("train", "sample-train.parquet"), ("tokenizer", "sample-tokenizer.json")]
+        .map(|(key, name)| format!("data.{key}={}", data.join(name).display()));
+    let usual = ["--set", &train, "--set", &tokenizer, "--set", "data.validation=rows.parquet"];
+    from("sample-validation.parquet");
+    scene.run(&short(&[&usual[..], &["--max-steps", "2"]].concat())).expect_code(0);
+    let resumed = |steps: &str| {
+        let more = ["--keep-training", "--max-steps", steps];
+        scene.run(&short(&[&usual[..], &more].concat())).expect_code(0).err.contains("the validation rows; earlier")
+    };
+    assert!(!resumed("3"));
+    from("sample-train.parquet");
+    assert!(resumed("4"));
+    assert!(!resumed("5"), "the checkpoint of step 4 has the new ones");
 }
 
 #[test]
@@ -310,7 +330,7 @@ fn a_finished_run_says_so_and_more_steps_go_on() {
 #[test]
 fn another_tokenizer_config_beside_the_same_tokenizer_is_another_tokenizer() {
     let scene = Scene::new();
-    let tokenizer = std::fs::read(crate::run::repository().join("data/sample-tokenizer.json")).expect("a tokenizer");
+    let tokenizer = std::fs::read(repository().join("data/sample-tokenizer.json")).expect("a tokenizer");
     scene.write("own/tokenizer.json", tokenizer);
     let run = |more: &[&str]| scene.run(&short(&[&["--set", "data.tokenizer=own/tokenizer.json"], more].concat()));
     run(&["--max-steps", "2"]).expect_code(0);

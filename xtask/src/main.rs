@@ -24,6 +24,7 @@ commands:
   bench         measure memory and time of the command: memory, limits, pressure, slope, levers, budgets
   faults        faults in runs of the command, and whether it keeps its promises; docs/faults.md
   kernels       compile the kernels for NVIDIA's cards: registers, spills, occupancy, rooflines; docs/gpu-testing.md
+  notices       write the notices and the bill of materials of the program for a target
   page          build target/page/will-it-fit.html: the planner for a browser, in one file
   plans         the planner's tests for every processor that the program knows, or for a sample
   release       build what users install (static programs, wheel, image), and try it
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         Some("bench") => bench::run(root(), &arguments[1..]),
         Some("faults") => faults::run(root(), &arguments[1..]),
         Some("kernels") => kernels::run(root(), &arguments[1..]),
+        Some("notices") => release::notices_of(root(), &arguments[1..]),
         Some("page") => page::run(root(), &arguments[1..]),
         Some("plans") => plans::run(root(), &arguments[1..]),
         Some("release") => release::run(root(), &arguments[1..]),

@@ -76,8 +76,22 @@ const MAX_BYTES: u64 = 18_000_000;
 pub fn wheel_of(root: &Path, arguments: &[String]) -> Result<(), String> {
     let [program] = arguments else { return Err("usage: cargo xtask wheel PROGRAM".to_owned()) };
     let program = fs::canonicalize(program).map_err(|error| format!("{program}: {error}"))?;
-    let wheel = wheel::write(root, &program, None, &version(&program)?, Path::new("."), true)?;
+    let directory = root.join("target").join("wheel-notices");
+    fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    let said = output(Command::new("rustc").arg("-vV"))?;
+    let target = said.lines().find_map(|line| line.strip_prefix("host: ")).ok_or("rustc names no host")?;
+    let [notices, _] = third_party::write(root, target, &[], &directory)?;
+    let wheel = wheel::write(root, &program, &notices, &version(&program)?, Path::new("."), true)?;
     println!("{}", wheel.display());
+    Ok(())
+}
+
+/// `cargo xtask notices TARGET DIRECTORY`: the notices and the bill of materials of a program that another way builds.
+pub fn notices_of(root: &Path, arguments: &[String]) -> Result<(), String> {
+    let [target, directory] = arguments else { return Err("usage: cargo xtask notices TARGET DIRECTORY".to_owned()) };
+    for path in third_party::write(root, target, &[], Path::new(directory))? {
+        println!("{}", path.display());
+    }
     Ok(())
 }
 
@@ -344,7 +358,7 @@ impl Release<'_> {
         let version = version(native)?;
         for (target, program) in programs {
             let notices = self.notices(target);
-            let wheel = wheel::write(self.root, program, Some(&notices), &version, &wheels, false)?;
+            let wheel = wheel::write(self.root, program, &notices, &version, &wheels, false)?;
             let bytes = fs::metadata(&wheel).map_or(0, |file| file.len());
             let tried = if is_native(target) {
                 self.try_wheel(program, &wheel)?;

@@ -65,7 +65,7 @@ impl TextFiles {
                 files.reading_bytes = files.reading_bytes.max(decoding + read * 9 / 4);
             }
             if let Input::Rows(path, kind, _) = &input {
-                let bytes = std::fs::metadata(path).map_or(0, |file| file.len());
+                let bytes = regular_file::metadata(path).map_or(0, |file| file.len());
                 let largest = match (kind.form, kind.compression) {
                     // The file may hold a row of any size.
                     (Form::Parquet, _) | (_, Compression::Gzip | Compression::Zstd) => row_files::MAX_ROW_BYTES as u64,

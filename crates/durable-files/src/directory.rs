@@ -246,6 +246,17 @@ impl Directory {
         }
     }
 
+    /// Bytes that the files in here take on the disk, down to so many levels of directories, as far as they can be examined.
+    pub fn written_bytes(&self, levels: u32) -> u64 {
+        let below = |name: OsString| match self.entry(&name).ok()?? {
+            Entry { kind: Kind::Directory, .. } if levels == 0 => None,
+            Entry { kind: Kind::Directory, .. } => Some(self.directory(&name).ok()?.written_bytes(levels - 1)),
+            Entry { kind: Kind::File, written, .. } => Some(written),
+            _ => None,
+        };
+        self.names().into_iter().flatten().filter_map(below).sum()
+    }
+
     /// Removes a file, or a symbolic link itself.
     ///
     /// # Errors

@@ -33,6 +33,8 @@ pub struct Entry {
     pub mode: u32,
     /// The number of its names.
     pub links: u64,
+    /// Bytes that it takes on the disk.
+    pub written: u64,
     /// The file behind it.
     pub identity: Identity,
 }
@@ -80,13 +82,15 @@ mod unix {
             _ => Kind::Other,
         };
         #[allow(clippy::useless_conversion, clippy::unnecessary_cast, reason = "the types differ between systems")]
-        let (device, inode, links, mode) = (
+        let (device, inode, links, blocks, mode) = (
             stat.st_dev as u64,
             stat.st_ino as u64,
             stat.st_nlink as u64,
+            stat.st_blocks as u64,
             Mode::from_raw_mode(stat.st_mode).bits() as u32,
         );
-        Entry { kind, owner: stat.st_uid, mode, links, identity: Identity::new(device, inode) }
+        let (written, identity) = (blocks.saturating_mul(512), Identity::new(device, inode));
+        Entry { kind, owner: stat.st_uid, mode, links, written, identity }
     }
 
     pub(crate) fn examine(file: &File) -> io::Result<Entry> {

@@ -21,7 +21,7 @@
 mod users;
 mod walk;
 
-use std::fs::{File, FileType};
+use std::fs::{File, FileType, Metadata};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -35,11 +35,19 @@ pub use walk::{Reached, reach};
 /// opened, or not read; [`io::ErrorKind::PermissionDenied`] if a link of another user leads to a file that this user may not read.
 pub fn open(path: &Path) -> io::Result<File> {
     // Opening a device can have effects, so the kind of the file is asked first.
-    expect_regular(std::fs::metadata(path)?.file_type())?;
+    expect_regular(metadata(path)?.file_type())?;
     let file = walk::open(path)?;
     // The name may refer to another file by now.
     expect_regular(file.metadata()?.file_type())?;
     Ok(file)
+}
+
+/// The metadata of a file or a directory, which is not opened.
+///
+/// # Errors
+/// There is none; [`io::ErrorKind::PermissionDenied`] if a link of another user leads where this user may not go.
+pub fn metadata(path: &Path) -> io::Result<Metadata> {
+    walk::metadata(path)
 }
 
 /// The paths of a directory's entries, in no order.

@@ -5,7 +5,7 @@
 //! * On the way to a file or a directory that is only read, such a link is followed where its owner could read, too: a shared cache of
 //!   models consists of such links. It is refused before anything else, because a command could publish what only we may read.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ pub struct Reached {
 #[cfg(target_os = "linux")]
 pub use linux::reach;
 #[cfg(target_os = "linux")]
-pub(crate) use linux::{list, open, real_path};
+pub(crate) use linux::{list, metadata, open, real_path};
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -87,6 +87,14 @@ mod linux {
         let name = end.file.as_deref().unwrap_or(OsStr::new("."));
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         Ok(openat(&end.directory, name, flags, Mode::empty())?.into())
+    }
+
+    /// The metadata of what is at a path.
+    pub(crate) fn metadata(path: &Path) -> io::Result<Metadata> {
+        let end = walk(path, Purpose::Read)?;
+        let Some(name) = end.file else { return end.directory.metadata() };
+        let found = openat(&end.directory, &name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        File::from(found).metadata()
     }
 
     /// The names in the directory at a path.
@@ -223,6 +231,11 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
 }
 
 #[cfg(not(target_os = "linux"))]
+pub(crate) fn metadata(path: &Path) -> io::Result<Metadata> {
+    std::fs::metadata(path)
+}
+
+#[cfg(not(target_os = "linux"))]
 pub(crate) fn list(path: &Path) -> io::Result<impl Iterator<Item = io::Result<std::ffi::OsString>> + use<>> {
     Ok(std::fs::read_dir(path)?.map(|entry| Ok(entry?.file_name())))
 }
@@ -277,6 +290,10 @@ mod tests {
             assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{refused}: {error}");
             assert!(error.to_string().contains("is a symbolic link of user 65534"), "{error}");
         }
+        // Its length and times are what that user could not see, either.
+        assert_eq!(crate::metadata(&root.join("a")).unwrap().len(), 6);
+        assert!(crate::metadata(&root.join("e")).unwrap().is_dir());
+        assert_eq!(crate::metadata(&root.join("c")).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         lchown(root.join("closed"), Some(OTHER), None).unwrap();
         assert_eq!(read("b").unwrap(), "closed", "it is a file of theirs");
         symlink("ours/private", root.join("mine")).unwrap();

@@ -203,7 +203,7 @@ fn beginning(input: &mut Input) -> Result<Vec<u8>, Error> {
 
 /// The length of a file.
 pub(crate) fn file_bytes(path: &Path) -> u64 {
-    std::fs::metadata(path).map_or(0, |file| file.len())
+    regular_file::metadata(path).map_or(0, |file| file.len())
 }
 
 /// Other formats, by their first bytes, with the hint for the user.

@@ -58,7 +58,7 @@ impl StoredFile {
     /// [`Error::Changed`], [`Error::Io`].
     pub fn check_unchanged(&self) -> Result<()> {
         let is_same = |metadata: &Metadata| FileState::new(metadata) == self.state;
-        let is_named_so = std::fs::metadata(&self.path).map_or(true, |named| is_same(&named));
+        let is_named_so = regular_file::metadata(&self.path).map_or(true, |named| is_same(&named));
         match is_named_so && is_same(&self.file.metadata().map_err(Error::io(&self.path))?) {
             true => Ok(()),
             false => Err(Error::Changed { path: self.path.clone() }),

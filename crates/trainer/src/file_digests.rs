@@ -64,7 +64,7 @@ pub fn digests_of(paths: &[PathBuf], known: &FileDigests) -> Result<FileDigests>
 fn digest_of(path: &Path, known: &FileDigests) -> Result<(String, FileDigest)> {
     let failed = |error| Error::io("read", path, error);
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let stamp = Stamp::from_metadata(&std::fs::metadata(path).map_err(failed)?);
+    let stamp = Stamp::from_metadata(&regular_file::metadata(path).map_err(failed)?);
     let is_same = |known: &&FileDigest| Some(known.stamp) == stamp;
     if let Some(known) = known.get(&name).filter(is_same) {
         return Ok((name, known.clone()));

@@ -24,6 +24,8 @@ use crate::release::man;
 const OTHER: u32 = 65534;
 /// The exit code of `doctor` after a warning.
 const WARNS: i32 = 6;
+/// The exit code where a row cannot be read.
+const BAD_ROW: i32 = 4;
 /// Text of root's private files, which must stay there.
 const PRIVATE: &str = "my only copy";
 
@@ -63,7 +65,7 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
 fn untried_path(program: &Path, attacks: &[(&str, Vec<Attack>)]) -> Result<Option<String>, String> {
     let is_tried = |command: &str, flag: &str| {
         attacks.iter().flat_map(|(_, rows)| rows).any(|attack| {
-            let words: Vec<&str> = attack.command.split(' ').collect();
+            let words: Vec<&str> = attacks::variables(&attack.command).1.collect();
             let gives = |two: &[&str]| (two[0], two[1].contains("SHARED")) == (flag, true);
             attack.subcommand() == command && words.windows(2).any(gives)
         })
@@ -173,12 +175,16 @@ fn attacked(lab: &Lab, runs: &Runs, attack: &Attack, directory: &Path) -> Outcom
     let list = directory.join("list.toml");
     fs::write(&list, format!("[[run]]\noutput = \"{}/run\"\nflags = [\"--max-steps\", \"1\"]\n", shared.display()))
         .map_err(named)?;
+    let broken_rows = directory.join("broken.jsonl");
+    let row = |at: u32| format!("{{\"prompt\": \"{at}\", \"response\": \"r\"}}\n");
+    fs::write(&broken_rows, (0..20).map(row).collect::<String>() + "{\"prompt\"").map_err(named)?;
     let places = [
         ("SHARED", &shared),
         ("VICTIM", &victim),
         ("MODEL", &runs.model),
         ("ADAPTER", &runs.adapter),
         ("ROWS", &rows),
+        ("BROKEN", &broken_rows),
         ("PREFERENCES", &preferences),
         ("LIST", &list),
         ("TOKENIZER", &lab.tokenizer()),
@@ -188,15 +194,18 @@ fn attacked(lab: &Lab, runs: &Runs, attack: &Attack, directory: &Path) -> Outcom
     };
     let as_root = |text: &str| {
         let mut command = Command::new(&lab.program);
-        command.args(text.split_whitespace().map(placed)).current_dir(directory);
-        command.env("TMPDIR", &shared).env_remove("XDG_RUNTIME_DIR");
+        command.env("TMPDIR", &shared).env_remove("XDG_RUNTIME_DIR").current_dir(directory);
         command.env("LOW_MEM_T5_PRICES", "built-in").env("RAYON_NUM_THREADS", "1");
+        let (variables, words) = attacks::variables(text);
+        command.args(words.map(placed)).envs(variables.map(|(name, value)| (name, placed(value))));
         process::start_command(command)
     };
     if let Some(ahead) = attack.ahead {
         let ran = as_root(ahead)?.end()?;
-        let opened = Command::new("chmod").args(["-R", "a+rwX"]).arg(shared.join("run")).status().map_err(named)?;
-        if ran.code != Some(0) || !opened.success() {
+        let is_as_meant = if ahead.contains("BROKEN") { ran.code == Some(BAD_ROW) } else { ran.code == Some(0) };
+        let run = shared.join("run");
+        let opens = run.exists().then(|| Command::new("chmod").args(["-R", "a+rwX"]).arg(run).status());
+        if !is_as_meant || !opens.transpose().map_err(named)?.is_none_or(|opened| opened.success()) {
             return Err(format!("{}: the run before it: {}: {}", attack.name, ran.ending(), ran.first_error_line()));
         }
     }

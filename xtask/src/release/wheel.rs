@@ -37,7 +37,7 @@ const DATE: [u8; 4] = [0, 0, 0x21, 0];
 pub fn write(
     root: &Path,
     program: &Path,
-    notices: Option<&Path>,
+    notices: &Path,
     version: &str,
     directory: &Path,
     for_this_machine: bool,
@@ -61,7 +61,7 @@ pub fn write(
     }
     archive.add(&format!("{PACKAGE}-{version}.data/scripts/train_low_mem"), &bytes, true)?;
     let licences = ["LICENSE-APACHE", "LICENSE-MIT"].map(|name| root.join(name));
-    let licences: Vec<PathBuf> = licences.into_iter().chain(notices.map(Path::to_path_buf)).collect();
+    let licences: Vec<PathBuf> = licences.into_iter().chain([notices.to_path_buf()]).collect();
     let mut metadata = format!(
         "Metadata-Version: 2.4\nName: low-mem-t5\nVersion: {version}\nSummary: Train T5 in the memory you have\n\
          License-Expression: MIT OR Apache-2.0\nRequires-Python: >=3.8\nClassifier: Typing :: Typed\n"

@@ -41,13 +41,22 @@ const RAW_FILES: &[(&str, &str)] = &[
 /// Where the system's own files are, which no user can exchange.
 const OF_THE_SYSTEM: [&str; 2] = ["\"/proc/", "\"/sys/"];
 
-/// Calls that open a file to read it, list a directory, or replace a path by one without links. `regular-file` waits for no pipe, and
-/// follows no link that another user planted where that user may not go.
+/// Calls that open a file to read it, list a directory, replace a path by one without links, or tell a length, a time or an owner.
+/// `regular-file` waits for no pipe, and follows no link that another user planted where that user may not go.
 ///
-/// Calls that only look, such as `exists`, `is_file` and `metadata`, open nothing. They tell a kind, a length or a time, and the program
-/// publishes nothing about a file that it then cannot open.
-const RAW_READS: [&str; 6] =
-    ["File::open(", "fs::read(", "fs::read_to_string(", "read_dir(", "canonicalize(", "read_link("];
+/// `exists`, `is_file` and `is_dir` are allowed. They open nothing and tell a kind alone, and nothing is made, replaced or removed by their
+/// answer: `durable-files` looks again, through the open directory. Where another user can exchange the name between the two, that user
+/// could have exchanged it before the first.
+const RAW_READS: [&str; 8] = [
+    "File::open(",
+    "fs::read(",
+    "fs::read_to_string(",
+    "read_dir(",
+    "canonicalize(",
+    "read_link(",
+    "fs::metadata(",
+    "symlink_metadata(",
+];
 
 /// Places that may open files of the system to read them, each with the reason.
 const SYSTEM_FILES: &[(&str, &str)] = &[
@@ -329,9 +338,15 @@ mod tests {
         let opened = ["crates/a/src/lib.rs:1: `File::open` uses a file by its path; use `regular-file`"];
         check(rule, path, "File::open(path)?;", &opened);
         check(rule, path, "regular_file::open(path)?; fs::read_to_string(\"/proc/self/maps\")", &[]);
-        let listed = "directory.read_dir(); std::fs::canonicalize(path); std::fs::read_link(path)";
-        assert_eq!(rule(&Tree::from_files(&[(path, listed)])).len(), 3);
-        check(rule, path, "regular_file::list(path)?; std::fs::read_dir(\"/sys/devices\")", &[]);
+        let listed = "directory.read_dir(); std::fs::canonicalize(path); std::fs::read_link(path); \
+                      std::fs::metadata(path); path.symlink_metadata()";
+        assert_eq!(rule(&Tree::from_files(&[(path, listed)])).len(), 5);
+        check(
+            rule,
+            path,
+            "regular_file::list(path)?; regular_file::metadata(path)?; file.metadata()?; std::fs::read_dir(\"/sys/devices\")",
+            &[],
+        );
         check(rule, path, "AtomicFile::create(path)?;", &[]);
         check(rule, path, "\n#[cfg(test)]\nmod tests { fn f() { std::fs::write(a, b); } }", &[]);
         check(rule, "crates/a/src/tests.rs", "std::fs::write(path, text)?;", &[]);

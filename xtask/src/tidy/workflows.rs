@@ -23,7 +23,11 @@ pub fn workflows_name_what_cannot_be_exchanged(tree: &Tree) -> Vec<Finding> {
                     find("a checkout that keeps its credentials; expected `persist-credentials: false`");
                 }
             }
-            if ["pip install ", "pipx install "].iter().any(|install| line.contains(install)) && !line.contains("==") {
+            // Its path may be quoted: `"tools/bin/pip" install`.
+            let words =
+                line.split_once("pip").and_then(|(_, rest)| rest.split_once(" install ")).map(|(_, words)| words);
+            let mut packages = words.into_iter().flat_map(str::split_whitespace).filter(|word| !word.starts_with('-'));
+            if packages.any(|package| !package.contains("==")) {
                 find("a package of any version; expected `NAME==VERSION`");
             }
         }
@@ -47,5 +51,7 @@ mod tests {
         assert_eq!(lines(&format!("{kept}  with:\n    persist-credentials: false\n")), [0; 0]);
         assert_eq!(lines("- uses: actions/upload-artifact@v4\n- run: pip install maturin"), [1, 2]);
         assert_eq!(lines("- run: pip install maturin==1.11.5"), [0; 0]);
+        assert_eq!(lines("\"$HOME/bin/pip\" install --quiet nvidia-{nvcc,crt}==13.0.* maturin"), [1]);
+        assert_eq!(lines("\"$HOME/bin/pip\" install --quiet nvidia-{nvcc,crt}==13.0.* maturin==1.11.5"), [0; 0]);
     }
 }

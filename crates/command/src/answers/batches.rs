@@ -115,7 +115,10 @@ impl Room {
     }
 
     /// The results for some sources in their order, `width` values for each, of `compute` for each batch.
-    pub fn compute<T: Clone + Default>(
+    ///
+    /// # Errors
+    /// Of `compute`; a value that is not finite, because some weight is too large.
+    pub fn compute<T: Copy + Default + Into<f64>>(
         &self,
         sources: &[&[u32]],
         width: usize,
@@ -129,7 +132,12 @@ impl Room {
             let (batch, later) = rest.split_at(self.samples(sources[longest].len()).min(rest.len()));
             let of_batch: Vec<&[u32]> = batch.iter().map(|&row| sources[row]).collect();
             for (&row, result) in batch.iter().zip(compute(&of_batch)?.chunks(width)) {
-                results[row * width..][..width].clone_from_slice(result);
+                if result.iter().any(|&value| !value.into().is_finite()) {
+                    return Err(Failure::unusable("the model gives a text values that are not finite").hint(
+                        "a weight is too large, or damaged: fetch the model again; if training wrote it, take an earlier checkpoint",
+                    ));
+                }
+                results[row * width..][..width].copy_from_slice(result);
             }
             rest = later;
         }

@@ -261,7 +261,7 @@ fn share(number: f64) -> Outcome<Share> {
 
 /// Bytes that the table of duplicates may use, and how files are read in the rest of the budget.
 fn shares(flags: &ConvertArgs, files: &[PathBuf]) -> Outcome<(u64, ReadOptions)> {
-    let bytes = files.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum();
+    let bytes = files.iter().map(|path| regular_file::metadata(path).map_or(0, |file| file.len())).sum();
     let outputs = if flags.validation_split.is_some() { 2 } else { 1 };
     let left = row_budget::left("convert", flags.memory_budget.as_deref(), conversion_bytes(bytes, outputs, 0))?;
     // A table of duplicates comes first: with it, rows are short.

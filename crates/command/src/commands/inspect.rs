@@ -246,7 +246,7 @@ fn as_json(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Conte
     };
     let mut json = json!({
         "file": path.display().to_string(), "form": kind.form.name(), "columns": columns,
-        "bytes": std::fs::metadata(path).map_or(0, |file| file.len()),
+        "bytes": regular_file::metadata(path).map_or(0, |file| file.len()),
         "rows": shape.map_or(content.rows, Inspection::rows),
         "rows_read": content.rows, "share_read": content.share, "malformed_rows": content.malformed,
         "first_malformed": content.first_malformed.as_ref().map(ToString::to_string),
@@ -268,7 +268,7 @@ fn as_json(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Conte
 
 fn as_text(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Content) -> String {
     let mut text = String::new();
-    let bytes = Bytes(std::fs::metadata(path).map_or(0, |file| file.len()));
+    let bytes = Bytes(regular_file::metadata(path).map_or(0, |file| file.len()));
     let rows = content.rows_in_words(shape.map(Inspection::rows));
     let _ = writeln!(text, "{}: {}{}, {rows}, {bytes}", path.display(), kind.in_words(), compression(kind));
     if let Some(file) = shape {

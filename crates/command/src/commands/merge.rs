@@ -12,7 +12,7 @@ use crate::cli::export_flags::MergeArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::outputs;
 use crate::files::sentence_transformers::Modules;
-use crate::model::model_directory;
+use crate::model::{base_digests, model_directory};
 use crate::screen::report;
 
 /// Merges an adapter.
@@ -61,7 +61,9 @@ fn base(flags: &MergeArgs, adapter: &Path) -> Outcome<PathBuf> {
     if let Some(model) = &flags.model {
         return model_directory::find(model);
     }
-    model_directory::base_of(adapter)
+    let base = model_directory::base_of(adapter)?;
+    base_digests::warn_if_changed(&base, adapter);
+    Ok(base)
 }
 
 /// Allows an existing output to be replaced only on request, and only if it is a model and none of the inputs.

@@ -287,7 +287,7 @@ fn parquet_of(
         run.note_made(made);
     }
     // Checked before anything is replaced: files of these names without a record are not this program's.
-    let theirs = |path: &Path| record.is_none() && std::fs::symlink_metadata(path).is_ok();
+    let theirs = |path: &Path| record.is_none() && durable_files::Identity::at(path).is_ok();
     let outputs: Vec<&Path> = [Some(train.as_path()), validation.as_deref()].into_iter().flatten().collect();
     if let Some(path) = outputs.iter().copied().chain([record_path.as_path()]).find(|path| theirs(path)) {
         return Err(Failure::usage(format!("{}: exists, and was not made by a run", path.display()))

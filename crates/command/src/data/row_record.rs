@@ -131,7 +131,7 @@ pub fn are_the_same(originals: &[PathBuf], sources: &Value) -> Outcome<bool> {
             continue;
         }
         let Some(sha256) = source["sha256"].as_str() else { return Ok(false) };
-        let bytes = std::fs::metadata(path).map(|file| file.len()).ok();
+        let bytes = regular_file::metadata(path).map(|file| file.len()).ok();
         if source["bytes"].as_u64() != bytes || row_files::digest(path)?.sha256 != sha256 {
             return Ok(false);
         }
@@ -144,7 +144,7 @@ fn stat(path: &Path) -> Value {
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt;
-        std::fs::metadata(path).map_or(Value::Null, |file| {
+        regular_file::metadata(path).map_or(Value::Null, |file| {
             json!([
                 file.dev(),
                 file.ino(),

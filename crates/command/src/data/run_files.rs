@@ -135,6 +135,6 @@ fn read_options(config: &Config, files: &[PathBuf]) -> Outcome<ReadOptions> {
     let options = ReadOptions { encoding: encoding.transpose()?, quoting, ..ReadOptions::default() };
     let now = SystemProbe::new().snapshot()?;
     let left = job::budgets(config).process.resolve(&now).0.saturating_sub(now.rss.0);
-    let bytes = files.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum();
+    let bytes = files.iter().map(|path| regular_file::metadata(path).map_or(0, |file| file.len())).sum();
     Ok(options.within(left, bytes, if config.data.validation_split.is_some() { 2 } else { 1 }))
 }

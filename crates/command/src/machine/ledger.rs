@@ -34,6 +34,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The time for which a run relies on its last view of the other runs.
 const FRESH: Duration = Duration::from_secs(1);
 
+/// Levels of directories below a run's whose files count. A run has two.
+const LEVELS: u32 = 4;
+
 /// A run in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Line {
@@ -190,13 +193,7 @@ impl Needs<'_> {
 
 /// Bytes of the files below a directory, as far as they are readable.
 fn written_below(directory: &Path) -> u64 {
-    let paths = regular_file::list(directory).into_iter().flatten().flatten();
-    let bytes = |path: PathBuf| match std::fs::symlink_metadata(&path) {
-        Ok(entry) if entry.is_dir() => written_below(&path),
-        Ok(entry) if entry.is_file() => entry.blocks() * 512,
-        _ => 0,
-    };
-    paths.map(bytes).sum()
+    Directory::open(directory).map_or(0, |directory| directory.written_bytes(LEVELS))
 }
 
 /// The ledger file.

@@ -12,7 +12,7 @@ use t5::peft::{AdapterConfig, AdapterDirectory, CONFIG_FILE};
 use crate::config::Values;
 use crate::failure::{Failure, Outcome};
 use crate::files::run_dir;
-use crate::model::base;
+use crate::model::{base, base_digests};
 use crate::screen::report;
 
 /// The most bytes of a file that names a revision.
@@ -61,8 +61,20 @@ pub struct Adapted {
     pub adapter: Option<PathBuf>,
 }
 
+impl Adapted {
+    fn warn_if_changed(&self) {
+        self.adapter.iter().for_each(|adapter| base_digests::warn_if_changed(&self.directory, adapter));
+    }
+}
+
 /// The named model and the adapter. If the name is that of an adapter, or of the run that made it, the adapter's settings name the model.
 pub fn find_adapted(named: &Path, adapter: Option<&Path>) -> Outcome<Adapted> {
+    let found = adapted(named, adapter)?;
+    found.warn_if_changed();
+    Ok(found)
+}
+
+fn adapted(named: &Path, adapter: Option<&Path>) -> Outcome<Adapted> {
     let adapter = adapter.map(AdapterDirectory::find).transpose()?;
     let has = |file: &str| named.join(file).exists();
     let is_adapter = [CONFIG_FILE, "adapter/adapter_config.json"].into_iter().any(has)
@@ -89,7 +101,7 @@ fn warn_of_another_base(directory: &Path, adapter: &Path) {
 /// The same directories for computing with the model. If a run quantised the base of its adapter, the base is that copy, because the
 /// adapter was trained beside those weights.
 pub fn find_as_trained(named: &Path, adapter: Option<&Path>) -> Outcome<Adapted> {
-    let mut found = find_adapted(named, adapter)?;
+    let mut found = adapted(named, adapter)?;
     if adapter.is_none()
         && found.adapter.is_some()
         && let Some(base) = quantised_base(named)?
@@ -101,6 +113,7 @@ pub fn find_as_trained(named: &Path, adapter: Option<&Path>) -> Outcome<Adapted>
             report::note(&format!("{base}: no such model; the weights of {model} are used, which are not quantised"));
         }
     }
+    found.warn_if_changed();
     Ok(found)
 }
 

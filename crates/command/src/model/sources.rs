@@ -12,13 +12,12 @@ use trainer::{FileDigests, digests_of};
 
 use crate::config::Config;
 use crate::failure::Outcome;
+use crate::model::base_digests::OF_MODEL;
+pub use crate::model::base_digests::STAMPS;
 use crate::model::{base, model_directory};
 
 /// The part of the identity, as `--allow-changed` names it.
 pub const PART: &str = "base";
-
-/// The key of the stamps of these files in the identity. Stamps are not compared: they save reading a file again.
-pub const STAMPS: &str = "stamps";
 
 /// Digests by source, such as `model.init_from`, and then by file.
 #[derive(Clone, Debug, Default)]
@@ -63,7 +62,7 @@ fn rows(config: &Config, init_from: Option<&Path>, root: &Path) -> Outcome<Vec<(
         rows.push((of.key.to_owned(), Some(t5::weight_files(&model_directory::find(&of.named)?)?)));
     }
     let (Some(_), Some(model)) = (&config.lora, init_from) else { return Ok(rows) };
-    rows.push(("model.init_from".to_owned(), Some(t5::weight_files(model)?)));
+    rows.push((OF_MODEL.to_owned(), Some(t5::weight_files(model)?)));
     if let Some(copy) = base::copy_of(model, config.model.base_precision, root)? {
         let files = t5::weight_files(&copy).ok().map(|files| [files, vec![copy.join("config.json")]].concat());
         rows.push((base::shown_name(&copy), files.filter(|files| files.iter().all(|file| file.is_file()))));

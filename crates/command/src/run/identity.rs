@@ -19,6 +19,10 @@ use crate::run::open::Opened;
 /// Texts for people about settings whose values are hard to read. They are not compared.
 const ABOUT: &str = "about";
 
+/// The fingerprint of the validation rows. Other ones do not change a step, but scores of before and after are no longer of the same
+/// rows: that is said.
+const VALIDATION: &str = "validation";
+
 /// The key of the digests of files beside a tokenizer.
 const FILES: &str = "files";
 
@@ -29,6 +33,9 @@ const CONFIG: &str = "tokenizer_config.json";
 pub fn identity(config: &Config, opened: &Opened, sources: &Sources) -> Value {
     let mut identity = parts(config, opened);
     sources.add_to(&mut identity);
+    if let Some(validation) = &opened.validation {
+        identity[VALIDATION] = json!(validation.layout().fingerprint());
+    }
     // Checkpoints from before there were two optimizers do not name theirs.
     if config.optimizer.row.name != "adafactor" {
         identity["model"]["optimizer.name"] = json!(config.optimizer.row.name);
@@ -123,6 +130,12 @@ fn without_unrecorded(saved: &Value, now: &Value) -> Value {
     now
 }
 
+/// Whether both have validation rows, and not the same ones. A checkpoint of an earlier version does not record them.
+pub fn has_other_validation(saved: &Value, now: &Value) -> bool {
+    let is_named = |of: &Value| of[VALIDATION].is_string();
+    is_named(saved) && is_named(now) && saved[VALIDATION] != now[VALIDATION]
+}
+
 /// Whether a checkpoint is of a version that did not record the weights below an adapter, which this run has.
 pub fn lacks_sources(saved: &Value, now: &Value) -> bool {
     saved.get(PART).is_none() && now.get(PART).is_some()
@@ -133,7 +146,7 @@ pub fn check_unchanged(saved: &Value, now: &Value, allowed: &[String], checkpoin
     let mut differences = Vec::new();
     let mut parts = Vec::new();
     let compared = without_unrecorded(saved, now);
-    let is_compared = |part: &str| part != ABOUT && part != STAMPS;
+    let is_compared = |part: &str| ![ABOUT, STAMPS, VALIDATION].contains(&part);
     for (part, settings) in compared.as_object().into_iter().flatten().filter(|(part, _)| is_compared(part)) {
         let found = differences_of(saved.get(part), settings);
         if !found.is_empty() && !allowed.iter().any(|allowed| allowed == part) {

@@ -42,6 +42,10 @@ pub fn checkpoint_to_resume(
     if identity::lacks_sources(&saved.identity, &now) {
         report::note(&format!("{path} does not record the weights below the adapter, so they are not compared"));
     }
+    if identity::has_other_validation(&saved.identity, &now) {
+        let rows = "changed since the checkpoint: the validation rows";
+        report::warn(&format!("{rows}; earlier scores, and the best of them, are those of other rows"));
+    }
     for change in identity::changed_settings(&saved.config, config) {
         report::warn(&format!("changed since the checkpoint: {change}"));
     }

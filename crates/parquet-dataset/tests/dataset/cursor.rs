@@ -99,19 +99,26 @@ fn rows_of_any_size_in_pages_of_any_length_are_read_at_most_twice() {
 }
 
 #[test]
-fn a_page_of_a_thousand_rows_is_read_at_most_twice() {
+fn a_page_of_a_thousand_rows_or_of_long_ones_is_read_at_most_twice() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("rows.parquet");
-    for compression in [Compression::UNCOMPRESSED, Compression::SNAPPY] {
+    // A page of a thousand rows of 16 MiB would be longer than the format allows.
+    for (rows, bytes, compression) in [
+        (1030, 64 << 10, Compression::UNCOMPRESSED),
+        (1030, 64 << 10, Compression::SNAPPY),
+        (80, 1 << 20, Compression::UNCOMPRESSED),
+        (6, 16 << 20, Compression::UNCOMPRESSED),
+        (6, 16 << 20, Compression::SNAPPY),
+    ] {
         let properties = WriterProperties::builder()
             .set_data_page_row_count_limit(1024)
             .set_write_batch_size(1024)
             .set_data_page_size_limit(usize::MAX)
             .set_dictionary_enabled(false)
             .set_compression(compression);
-        let expected = write(&path, 1030, 64 << 10, 1030, properties.build());
+        let expected = write(&path, rows, bytes, rows, properties.build());
         let cost = cost(&path, &expected);
-        assert!(cost < 2.0, "{compression}: {cost}");
+        assert!(cost < 2.0, "{rows} rows of {bytes} bytes, {compression}: {cost}");
     }
 }
 

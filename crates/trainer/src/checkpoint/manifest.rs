@@ -1,7 +1,6 @@
 //! A manifest: the list of a directory's files with their lengths and checksums. The manifest is written last and makes a directory a
 //! checkpoint. A checkpoint that does not agree with its manifest is torn.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -85,7 +84,7 @@ impl Manifest {
     pub fn verify_lengths(&self, directory: &Path) -> Result<()> {
         for file in &self.files {
             let path = directory.join(&file.name);
-            let found = fs::metadata(&path).map_err(|e| not_read(directory, &path, e))?;
+            let found = regular_file::metadata(&path).map_err(|e| not_read(directory, &path, e))?;
             if !found.is_file() {
                 return Err(Error::unreadable(
                     &path,
@@ -138,7 +137,7 @@ pub(super) fn read_bounded(directory: &Path, name: &str, max_bytes: u64) -> Resu
 fn not_read(directory: &Path, path: &Path, error: io::Error) -> Error {
     let says_absent = |e: &io::Error| e.kind() == io::ErrorKind::NotFound;
     let is_missing = says_absent(&error)
-        && fs::symlink_metadata(path).is_err_and(|e| says_absent(&e))
+        && durable_files::Identity::at(path).is_err_and(|e| says_absent(&e))
         && Directory::open(directory).and_then(|there| there.names()).is_ok();
     if is_missing { Error::torn(path, "missing") } else { Error::unreadable(path, error) }
 }

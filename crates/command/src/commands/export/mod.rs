@@ -159,7 +159,7 @@ fn write(flags: &ExportArgs, written: &Written, weights: &FromModel<'_>, card: &
         }
     }
     // An existing card may be the user's, or edited by the user. So it is kept unchanged.
-    if output.join(CARD).symlink_metadata().is_err() {
+    if durable_files::Identity::at(&output.join(CARD)).is_err() {
         directory.write(CARD, text(&card.text()))?;
     } else {
         report::note(&format!("{} stays as it is", output.join(CARD).display()));

@@ -5,6 +5,8 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{BufRead, BufReader, Seek, Write};
+#[cfg(unix)]
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use durable_files::GrowingFile;
@@ -89,8 +91,11 @@ impl AnswerFile {
         let mut key = DefaultHasher::new();
         (depends_on, best).hash(&mut key);
         for file in files {
-            let metadata = std::fs::metadata(file).ok();
+            let metadata = regular_file::metadata(file).ok();
             (file, metadata.as_ref().map(std::fs::Metadata::len)).hash(&mut key);
+            // No program can set the time of the last change of a file's metadata back.
+            #[cfg(unix)]
+            metadata.as_ref().map(|of| (MetadataExt::ctime(of), MetadataExt::ctime_nsec(of))).hash(&mut key);
             metadata.and_then(|metadata| metadata.modified().ok()).hash(&mut key);
         }
         outputs::make_directory_of(path)?;

@@ -161,7 +161,7 @@ fn warn_of_readers(path: &Path) {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        if std::fs::metadata(path).is_ok_and(|metadata| metadata.permissions().mode() & 0o077 != 0) {
+        if regular_file::metadata(path).is_ok_and(|metadata| metadata.permissions().mode() & 0o077 != 0) {
             report::warn(&format!("{}: others can read the keys; `chmod 600` it", path.display()));
         }
     }
