@@ -187,7 +187,10 @@ mod tests {
         fs::create_dir_all(&directory).expect("a directory");
         let path = directory.join("program");
         fs::write(&path, program(None)).expect("a program");
-        let make = || fs::read(write(root, &path, None, "0.2.0", &directory, false).expect("a wheel")).expect("a file");
+        let notices = directory.join("THIRD-PARTY-NOTICES-a.txt");
+        fs::write(&notices, "of others").expect("notices");
+        let make =
+            || fs::read(write(root, &path, &notices, "0.2.0", &directory, false).expect("a wheel")).expect("a file");
         let wheel = make();
         assert_eq!(wheel, make());
         assert!(directory.join("low_mem_t5-0.2.0-py3-none-manylinux_2_17_x86_64.musllinux_1_1_x86_64.whl").exists());
@@ -197,6 +200,7 @@ mod tests {
             "low_mem_t5/py.typed",
             "low_mem_t5-0.2.0.data/scripts/train_low_mem",
             "low_mem_t5-0.2.0.dist-info/licenses/LICENSE-MIT",
+            "low_mem_t5-0.2.0.dist-info/licenses/THIRD-PARTY-NOTICES-a.txt",
             "low_mem_t5-0.2.0.dist-info/RECORD",
         ] {
             assert!(has(name), "{name}");

@@ -22,7 +22,7 @@ const EMBED: &str = "embed --model MODEL --input ROWS --text-column prompt --out
 const SCORE: &str =
     "score --model MODEL --pairs ROWS --template {prompt}{response} --answers a,b --output SHARED/s.jsonl";
 /// Answers to rows of which the last is broken, so that it ends with an unfinished file.
-const ANSWERS: &str =
+const BROKEN_ANSWERS: &str =
     "generate --model MODEL --input BROKEN --prompt-column prompt --max-new-tokens 2 --output SHARED/x.jsonl";
 /// A step whose weights are in files.
 const BENCH: &str = "bench --model tiny --batch 1 --source-tokens 4 --target-tokens 4 --steps 1 --offload SHARED";
@@ -260,7 +260,7 @@ fn resumed() -> Vec<Attack> {
 fn answers() -> Vec<Attack> {
     let attack = |name: &str, before: &str| {
         let before = before.replace("PARTIAL", "$(ls | grep partial)");
-        Attack::new(name, before, ANSWERS).after(ANSWERS)
+        Attack::new(name, before, BROKEN_ANSWERS).after(BROKEN_ANSWERS)
     };
     let rows = r#"{"prompt":"0","response":"false"}"#;
     let planted = format!("f=PARTIAL; rm -f $f; echo '{rows}' > $f");
