@@ -36,35 +36,38 @@ pub struct CostRow {
 #[derive(Clone, Debug)]
 pub struct Trained {
     specs: Vec<ParameterSpec>,
-    /// For each trained parameter, whether this process holds its gradient.
-    held: Vec<bool>,
+    /// The index of each trained parameter among all parameters.
+    indices: Vec<usize>,
+    /// For each parameter, whether another process holds its gradient.
+    elsewhere: Vec<bool>,
     /// The trained parameters of each part, by the part's index: they follow each other.
     parts: Vec<Range<usize>>,
-    /// Bytes of a part's gradients with products in f32, and in bf16.
-    part_gradient_bytes: Vec<[u64; 2]>,
     reach: Reach,
 }
 
 impl Trained {
     /// The parameters for which `is_trained` returns true.
     pub fn new(config: &Config, is_trained: &dyn Fn(&ParameterSpec) -> bool) -> Trained {
-        let specs: Vec<_> = ParameterSpec::all(config).into_iter().filter(is_trained).collect();
+        let all = ParameterSpec::all(config);
+        let elsewhere = vec![false; all.len()];
+        let (indices, specs): (Vec<_>, Vec<_>) =
+            all.into_iter().enumerate().filter(|(_, spec)| is_trained(spec)).unzip();
         let reach = Reach::to(config, specs.iter().map(|spec| spec.part));
         let most = specs.iter().map(|spec| spec.part.index() + 1).max().unwrap_or(0);
-        let (mut parts, mut part_gradient_bytes) = (vec![0..0; most], vec![[0; 2]; most]);
+        let mut parts = vec![0..0; most];
         for (index, spec) in specs.iter().enumerate() {
             let part = spec.part.index();
             let first = if parts[part].is_empty() { index } else { parts[part].start };
             parts[part] = first..index + 1;
-            let [f32, bf16] = [DType::F32, DType::BF16].map(|products| spec.gradient_bytes(products));
-            part_gradient_bytes[part] = [part_gradient_bytes[part][0] + f32, part_gradient_bytes[part][1] + bf16];
         }
-        Trained { held: vec![true; specs.len()], specs, parts, part_gradient_bytes, reach }
+        Trained { elsewhere, indices, specs, parts, reach }
     }
 
     /// The same parameters, trained by several processes. A gradient is dropped as soon as it is summed if `is_held` returns false.
     pub fn among(mut self, is_held: &dyn Fn(&ParameterSpec) -> bool) -> Trained {
-        self.held = self.specs.iter().map(is_held).collect();
+        for (index, spec) in self.indices.iter().zip(&self.specs) {
+            self.elsewhere[*index] = !is_held(spec);
+        }
         self
     }
 
@@ -88,20 +91,14 @@ impl Trained {
         self.parts.get(part.index()).map_or(&[], |range| &self.specs[range.clone()])
     }
 
-    /// The trained parameters of a part, and whether this process holds their gradients.
-    pub(crate) fn held_of(&self, part: Part) -> impl Iterator<Item = (&ParameterSpec, bool)> {
-        let range = self.parts.get(part.index()).cloned().unwrap_or_default();
-        self.specs[range.clone()].iter().zip(self.held[range].iter().copied())
+    /// The indices of a part's trained parameters among all parameters.
+    pub(crate) fn indices(&self, part: Part) -> &[usize] {
+        self.parts.get(part.index()).map_or(&[], |range| &self.indices[range.clone()])
     }
 
-    /// Bytes of the gradients of a part.
-    pub(crate) fn gradient_bytes_of(&self, part: Part, products: DType) -> u64 {
-        let bytes = || self.part_gradient_bytes.get(part.index()).copied().unwrap_or_default();
-        match products {
-            DType::F32 => bytes()[0],
-            DType::BF16 => bytes()[1],
-            _ => self.part(part).iter().map(|spec| spec.gradient_bytes(products)).sum(),
-        }
+    /// Whether this process holds the gradient of a parameter, by its index among all parameters.
+    pub(crate) fn is_held(&self, index: usize) -> bool {
+        !self.elsewhere[index]
     }
 
     /// The most blocks that can be recomputed: the blocks that backward enters.

@@ -18,14 +18,14 @@ use crate::ops::Ops;
 use crate::parameters::{Parameter, Weight, gradient_dtype};
 
 /// The gradient of the loss by parameter index.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Gradients<T = Tensor> {
     slots: Vec<Slot<T>>,
     /// Spare accumulators.
     spare: Vec<T>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Slot<T> {
     trainable: bool,
     dtype: DType,
@@ -132,10 +132,8 @@ impl<T: Ops> Gradients<T> {
         if !self.slots[index].trainable || self.slots[index].closed.last().is_some_and(is_closed) {
             return Ok(());
         }
-        let sum = self.complete(index, weight)?;
+        self.set_apart(shard, index, weight)?;
         let slot = &mut self.slots[index];
-        (slot.accumulator, slot.empty) = (None, true);
-        slot.closed.push((Extent::single(shard), sum));
         while let [.., (left, _), (right, _)] = slot.closed.as_slice()
             && let Some(both) = left.with(*right)
             && let (Some((_, right)), Some((extent, left))) = (slot.closed.pop(), slot.closed.last_mut())
@@ -144,6 +142,15 @@ impl<T: Ops> Gradients<T> {
             *extent = both;
             self.spare.push(right);
         }
+        Ok(())
+    }
+
+    /// Sets the sum of a shard apart, without adding it to another.
+    pub(crate) fn set_apart(&mut self, shard: usize, index: usize, weight: &T) -> Result<()> {
+        let sum = self.complete(index, weight)?;
+        let slot = &mut self.slots[index];
+        (slot.accumulator, slot.empty) = (None, true);
+        slot.closed.push((Extent::single(shard), sum));
         Ok(())
     }
 
@@ -178,7 +185,7 @@ impl<T: Ops> Gradients<T> {
     }
 
     /// The accumulator of a trained parameter; set to zeros where nothing was added.
-    fn complete(&mut self, index: usize, weight: &T) -> Result<T> {
+    pub(crate) fn complete(&mut self, index: usize, weight: &T) -> Result<T> {
         let (sum, accumulate) = self.taken(index, weight)?;
         if !accumulate {
             sum.clear()?;

@@ -127,10 +127,6 @@ pub trait OffloadStore<T: Ops>: Debug {
     /// # Errors
     /// [`crate::Error::Offload`].
     fn copy(&mut self) -> Result<()>;
-
-    /// Bytes written so far.
-    #[cfg(test)]
-    fn written_bytes(&self) -> u64;
 }
 
 /// A tensor, real or counted, and the operations that layers use. Shapes are those of the functions of [`t5_ops`].

@@ -20,6 +20,7 @@
 //! assert!(decoder < all); // a frozen encoder keeps nothing
 //! ```
 
+mod buffers;
 mod calls;
 mod handed_over;
 mod live;

@@ -201,8 +201,12 @@ impl<'a, T: Ops> Step<'a, T> {
         tensors.map(T::bytes).sum::<u64>() + self.saved_bytes()
     }
 
+    /// The parameters whose gradients wait in a file, or are held by another process.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = usize> {
+        self.waiting.iter().map(|(index, _)| *index)
+    }
+
     /// Bytes written to files so far.
-    #[cfg(test)]
     pub fn written_bytes(&self) -> u64 {
         self.activations.written_bytes() + self.gradients.as_ref().map_or(0, Store::written_bytes)
     }
@@ -265,92 +269,29 @@ impl<'a, T: Ops> Step<'a, T> {
             Event::PageOut(part) => {
                 self.network.weights_of(*part).try_for_each(|weight| self.network.page_out(weight))?
             }
-            Event::Forward { unit, of, keep, in_memory } => {
+            Event::Forward { of, .. } | Event::Head { of } | Event::Backward(Backward { of, .. }) => {
+                let is_norm = matches!(event, Event::Forward { unit: Unit::Norm { .. }, .. });
                 for i in of.clone() {
-                    if matches!(unit, Unit::Block { .. }) && observer.interrupted() {
+                    if !is_norm && observer.interrupted() {
                         return Ok(false);
                     }
-                    self.forward(i, *unit, *keep, *in_memory)?;
+                    self.compute(i, event, grads)?;
                 }
             }
-            Event::Loss { of } => {
-                for i in of.clone() {
-                    let Some(z) = self.slots[i].x.take() else { continue };
-                    self.losses += self.network.loss(&z, &self.batches[i], &self.cx)?.into();
-                }
+            Event::Loss { of } | Event::LossOfSamples { of } => {
+                of.clone().try_for_each(|i| self.compute(i, event, grads))?;
             }
-            Event::LossOfSamples { of } => {
-                for i in of.clone() {
-                    let Some(z) = self.slots[i].x.take() else { continue };
-                    self.of_samples.push(self.network.losses(&z, &self.batches[i], &self.cx, &self.noise(i))?);
-                }
-            }
-            Event::Head { of } => {
-                for i in of.clone() {
-                    if observer.interrupted() {
-                        return Ok(false);
-                    }
-                    self.head(i, grads)?;
-                }
-            }
-            Event::Close { shard, part } => {
-                for (index, parameter) in self.parameters.iter().enumerate() {
-                    if part.is_none_or(|part| self.is_in(part, index)) {
-                        grads.close(*shard, index, &parameter.tensor)?;
-                    }
-                }
-                if part.is_none_or(Part::is_table) {
-                    observer.close(std::mem::take(&mut self.losses));
-                }
-            }
+            Event::Close { shard, part } => self.close(*shard, *part, grads, observer)?,
             Event::SumHead => {
                 // An untied head's gradient is complete, and is handed over with that part.
-                let index = self.network.head.weight.index;
                 if self.network.has_tied_head() {
-                    self.begin_sum(index, grads, observer)?;
+                    self.begin_sum(self.network.head.weight.index, grads, observer)?;
                 }
             }
-            Event::EndHead => {
-                let index = self.network.head.weight.index;
-                if self.in_flight.contains(&index) {
-                    self.end_sum(index, grads, observer)?;
-                    match observer.holds(index) {
-                        true => grads.keep_for_later(index),
-                        false => grads.recycle(index),
-                    }
-                }
-            }
-            Event::Send { part, closes } => {
-                if !observer.shards().is_empty() {
-                    for index in indices(self.parameters, |other| *part == other) {
-                        let weight = &self.parameters[index].tensor;
-                        closes.iter().try_for_each(|shard| grads.close(*shard, index, weight))?;
-                        self.begin_sum(index, grads, observer)?;
-                    }
-                }
-            }
-            Event::WriteTables => {
-                let Some(files) = &mut self.gradients else { return Ok(true) };
-                for index in indices(self.parameters, Part::is_table) {
-                    if let Some(gradient) = grads.take(index) {
-                        self.tables.push((index, files.put(gradient)?));
-                    }
-                }
-            }
+            Event::EndHead => self.end_head(grads, observer)?,
+            Event::Send { part, closes } => self.send(*part, closes, grads, observer)?,
+            Event::WriteTables => self.write_tables(grads)?,
             Event::Begin { of, is_last_use, wants_source } => self.begin(of.clone(), *is_last_use, *wants_source)?,
-            Event::Backward(way) => {
-                for i in way.of.clone() {
-                    if observer.interrupted() {
-                        return Ok(false);
-                    }
-                    self.backward(i, way, grads)?;
-                    self.copy()?;
-                    // The next unit's weights are copied behind the activations of this unit's second micro-batch, which are needed first.
-                    if let Some((next, _)) = way.next.filter(|_| i == way.of.start) {
-                        self.network.copy_nonblocking(next.part())?;
-                    }
-                }
-            }
             Event::Finish { of } => self.finish(of.clone()),
             Event::HandOver { part, stage, disposition } => {
                 self.hand_over(*part, *stage, *disposition, grads, observer)?;
@@ -366,12 +307,31 @@ impl<'a, T: Ops> Step<'a, T> {
         Ok(true)
     }
 
-    /// Whether a parameter belongs to a part. A tied head's parameter is the table.
-    fn is_in(&self, part: Part, index: usize) -> bool {
-        match part {
-            Part::LmHead if index == self.network.head.weight.index => true,
-            part => self.parameters[index].part == part,
+    /// Takes a micro-batch through an event.
+    fn compute(&mut self, i: usize, event: &Event, grads: &mut Gradients<T>) -> Result<()> {
+        match event {
+            Event::Forward { unit, keep, in_memory, .. } => self.forward(i, *unit, *keep, *in_memory)?,
+            Event::Head { .. } => self.head(i, grads)?,
+            Event::Backward(way) => {
+                self.backward(i, way, grads)?;
+                self.copy()?;
+                // The next unit's weights are copied behind the activations of this unit's second micro-batch, which are needed first.
+                if let Some((next, _)) = way.next.filter(|_| i == way.of.start) {
+                    self.network.copy_nonblocking(next.part())?;
+                }
+            }
+            Event::Loss { .. } | Event::LossOfSamples { .. } => {
+                let Some(z) = self.slots[i].x.take() else { return Ok(()) };
+                let batch = &self.batches[i];
+                if let Event::Loss { .. } = event {
+                    self.losses += self.network.loss(&z, batch, &self.cx)?.into();
+                } else {
+                    self.of_samples.push(self.network.losses(&z, batch, &self.cx, &self.noise(i))?);
+                }
+            }
+            _ => unreachable!("not an event of one micro-batch: {event:?}"),
         }
+        Ok(())
     }
 
     fn noise(&self, i: usize) -> Noise<'a> {
@@ -443,7 +403,7 @@ impl<'a, T: Ops> Step<'a, T> {
     }
 
     /// Carries out the copies that overlap with computation.
-    fn copy(&mut self) -> Result<()> {
+    pub(super) fn copy(&mut self) -> Result<()> {
         self.activations.copy()?;
         self.gradients.as_mut().map_or(Ok(()), Store::copy)
     }
@@ -482,9 +442,9 @@ impl<'a, T: Ops> Step<'a, T> {
         let Some(saved) = saved else { return Ok(()) };
         let saved = load_saved(&mut self.activations, saved, after.as_ref())?;
         self.prefetch_next(i, way)?;
-        let (network, noise) = (self.network, self.noise(i));
-        let stack = network.stack(decoder);
+        let noise = self.noise(i);
         match unit {
+            Unit::Block { block, .. } => self.block_backward(i, block, way, saved, grads)?,
             Unit::Norm { .. } => {
                 let slot = &mut self.slots[i];
                 let dz = match std::mem::replace(&mut slot.source, SourceGradient::NotWanted) {
@@ -495,37 +455,48 @@ impl<'a, T: Ops> Step<'a, T> {
                     }
                 };
                 let Some(dz) = dz else { return Ok(()) };
-                slot.dx = Some(stack.finish_backward(saved.x(), dz, &noise, grads)?);
+                slot.dx = Some(self.network.stack(decoder).finish_backward(saved.x(), dz, &noise, grads)?);
                 slot.dbias = None;
             }
-            Unit::Block { block, .. } => {
-                let Some(dy) = self.slots[i].dx.take() else { return Ok(()) };
-                let mut source = std::mem::replace(&mut self.slots[i].source, SourceGradient::NotWanted);
-                let mut dbias = self.slots[i].dbias.take();
-                self.take_own_bias(i, decoder, block)?;
-                let cx = context(&self.slots[i], &self.batches[i], noise, decoder);
-                if let Some(bias) = cx.bias.filter(|_| way.trains_table && dbias.is_none()) {
-                    dbias = Some(bias.zeros(bias.dims(), bias.dtype())?);
-                }
-                let mut side = SideGradients { bias: dbias.as_ref(), source: &mut source };
-                let dx = stack.blocks[block].backward(saved, dy, &cx, &mut side, way.passes_on, grads)?;
-                let ids = self.batches[i].ids(decoder);
-                if let Some(dbias) = dbias.take_if(|_| block == 0 || stack.has_own_biases()) {
-                    stack.bias_backward(block, &dbias, ids.dims()[1], grads)?;
-                }
-                let slot = &mut self.slots[i];
-                (slot.source, slot.dbias) = (source, dbias);
-                match (dx, way.to_embedding) {
-                    (dx, ToEmbedding::No) => slot.dx = dx,
-                    (None, _) => {}
-                    (Some(dx), ToEmbedding::Now) => {
-                        stack.embed_backward(ids, network.table(decoder), dx, &noise, grads)?;
-                    }
-                    (Some(dx), ToEmbedding::Later) => {
-                        let dx = self.activations.put(dx)?;
-                        self.pending_embedding_gradients.push(PendingEmbeddingGradient { number: i, decoder, dx });
-                    }
-                }
+        }
+        Ok(())
+    }
+
+    fn block_backward(
+        &mut self,
+        i: usize,
+        block: usize,
+        way: &Backward,
+        saved: BlockSaved<T>,
+        grads: &mut Gradients<T>,
+    ) -> Result<()> {
+        let (network, noise, decoder) = (self.network, self.noise(i), way.unit.is_decoder());
+        let stack = network.stack(decoder);
+        let Some(dy) = self.slots[i].dx.take() else { return Ok(()) };
+        let mut source = std::mem::replace(&mut self.slots[i].source, SourceGradient::NotWanted);
+        let mut dbias = self.slots[i].dbias.take();
+        self.take_own_bias(i, decoder, block)?;
+        let cx = context(&self.slots[i], &self.batches[i], noise, decoder);
+        if let Some(bias) = cx.bias.filter(|_| way.trains_table && dbias.is_none()) {
+            dbias = Some(bias.zeros(bias.dims(), bias.dtype())?);
+        }
+        let mut side = SideGradients { bias: dbias.as_ref(), source: &mut source };
+        let dx = stack.blocks[block].backward(saved, dy, &cx, &mut side, way.passes_on, grads)?;
+        let ids = self.batches[i].ids(decoder);
+        if let Some(dbias) = dbias.take_if(|_| block == 0 || stack.has_own_biases()) {
+            stack.bias_backward(block, &dbias, ids.dims()[1], grads)?;
+        }
+        let slot = &mut self.slots[i];
+        (slot.source, slot.dbias) = (source, dbias);
+        match (dx, way.to_embedding) {
+            (dx, ToEmbedding::No) => slot.dx = dx,
+            (None, _) => {}
+            (Some(dx), ToEmbedding::Now) => {
+                stack.embed_backward(ids, network.table(decoder), dx, &noise, grads)?;
+            }
+            (Some(dx), ToEmbedding::Later) => {
+                let dx = self.activations.put(dx)?;
+                self.pending_embedding_gradients.push(PendingEmbeddingGradient { number: i, decoder, dx });
             }
         }
         Ok(())

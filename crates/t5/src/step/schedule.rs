@@ -371,23 +371,7 @@ impl Outline<'_> {
         for &decoder in self.stacks() {
             outline.forward_stack(decoder, 0..n, &units, in_memory, &mut events);
         }
-        let head = if shards.is_empty() { vec![Event::Head { of: 0..n }] } else { Vec::new() };
-        let of_shard = |(shard, of): &(usize, Range<usize>)| {
-            [Event::Head { of: of.clone() }, Event::Close { shard: *shard, part: Some(Part::LmHead) }]
-        };
-        outline.head(head.into_iter().chain(shards.iter().flat_map(of_shard)), &mut events);
-        // The gradients of tables that go to a file are summed after they were read back.
-        let sends_head = self.overlaps && !layers.gradients_on_disk;
-        if sends_head {
-            events.push(send(Part::LmHead, &[]));
-        }
-        let sums_head = !shards.is_empty();
-        if sums_head {
-            events.push(Event::SumHead);
-        }
-        if sums_head && !sends_head {
-            events.push(Event::EndHead);
-        }
+        let is_summed_behind = outline.layer_major_head(n, shards, layers.gradients_on_disk, &mut events);
         let disposition =
             if layers.gradients_on_disk { GradientDisposition::Write } else { GradientDisposition::Reuse };
         if layers.gradients_on_disk {
@@ -396,7 +380,7 @@ impl Outline<'_> {
         let hand_over = Some(HandOver { dropped, disposition });
         let pass = Pass { units: &units, stage: Stage::Measure, again, hand_over, completes: None, shards };
         outline.backward(0..n, &pass, &mut events);
-        if sums_head && sends_head {
+        if is_summed_behind {
             events.push(Event::EndHead);
         }
         events.push(Event::EmbeddingBackward);
@@ -422,6 +406,34 @@ impl Outline<'_> {
             events.push(Event::ReleaseUnused);
         }
         events
+    }
+
+    /// Loss and backward of the head. Returns whether the head's contribution is still being summed, while backward goes on.
+    fn layer_major_head(
+        self,
+        n: usize,
+        shards: &[(usize, Range<usize>)],
+        gradients_on_disk: bool,
+        events: &mut Vec<Event>,
+    ) -> bool {
+        let head = if shards.is_empty() { vec![Event::Head { of: 0..n }] } else { Vec::new() };
+        let of_shard = |(shard, of): &(usize, Range<usize>)| {
+            [Event::Head { of: of.clone() }, Event::Close { shard: *shard, part: Some(Part::LmHead) }]
+        };
+        self.head(head.into_iter().chain(shards.iter().flat_map(of_shard)), events);
+        // The gradients of tables that go to a file are summed after they were read back.
+        let sends_head = self.overlaps && !gradients_on_disk;
+        if sends_head {
+            events.push(send(Part::LmHead, &[]));
+        }
+        let sums_head = !shards.is_empty();
+        if sums_head {
+            events.push(Event::SumHead);
+        }
+        if sums_head && !sends_head {
+            events.push(Event::EndHead);
+        }
+        sums_head && sends_head
     }
 
     /// Forward of both stacks and the head, with the first `in_memory` of `units` saving in memory.
@@ -514,6 +526,20 @@ impl Outline<'_> {
         }
     }
 
+    /// Where the gradient of a unit's input goes, if that is the embedding.
+    fn to_embedding(self, unit: Unit, &Pass { stage, hand_over, shards, .. }: &Pass) -> ToEmbedding {
+        let is_first_block = matches!(unit, Unit::Block { block: 0, .. });
+        match hand_over {
+            _ if !(is_first_block && stage == Stage::Measure && self.reach.enters_embedding(unit.is_decoder())) => {
+                ToEmbedding::No
+            }
+            Some(HandOver { disposition: GradientDisposition::Write, .. }) => ToEmbedding::Later,
+            // The table's sums are kept apart from those of the blocks.
+            _ if !shards.is_empty() => ToEmbedding::Later,
+            _ => ToEmbedding::Now,
+        }
+    }
+
     fn backward(self, of: Range<usize>, pass: &Pass, events: &mut Vec<Event>) {
         let &Pass { units, stage, again, hand_over, completes, shards } = pass;
         let is_last_pass = stage == Stage::Apply || again == 0;
@@ -527,24 +553,15 @@ impl Outline<'_> {
                 events.push(Event::ReleaseSpare);
             }
             self.paging(Event::PageIn(unit.part()), events);
-            if let Some(next) = next {
-                self.read_ahead(next.part(), events);
-            }
-            let is_first_block = matches!(unit, Unit::Block { block: 0, .. });
-            let enters = is_first_block && stage == Stage::Measure && self.reach.enters_embedding(decoder);
-            let to_embedding = match hand_over {
-                _ if !enters => ToEmbedding::No,
-                Some(HandOver { disposition: GradientDisposition::Write, .. }) => ToEmbedding::Later,
-                // The table's sums are kept apart from those of the blocks.
-                _ if !shards.is_empty() => ToEmbedding::Later,
-                _ => ToEmbedding::Now,
-            };
+            next.into_iter().for_each(|next| self.read_ahead(next.part(), events));
+            let to_embedding = self.to_embedding(unit, pass);
             let backward = Backward {
                 unit,
                 of: of.clone(),
                 next: next.map(|next| (next, of.start)),
                 is_last_use: is_last_pass || position >= again,
-                passes_on: enters || next.is_some_and(|next| next.is_block() && next.is_decoder() == decoder),
+                passes_on: to_embedding != ToEmbedding::No
+                    || next.is_some_and(|next| next.is_block() && next.is_decoder() == decoder),
                 trains_table: self.trains_table(unit, units),
                 to_embedding,
             };

@@ -7,6 +7,7 @@ use crate::ops::{OffloadStore, Ops};
 #[derive(Debug)]
 pub(crate) struct Store<T: Ops> {
     files: Option<T::OffloadStore>,
+    written: u64,
 }
 
 /// A tensor that was put into a [`Store`].
@@ -29,18 +30,17 @@ impl<T: Ops> Stored<T> {
 impl<T: Ops> Store<T> {
     /// A store in memory.
     pub fn in_memory() -> Self {
-        Store { files: None }
+        Store { files: None, written: 0 }
     }
 
     /// A store in files.
     pub fn on_disk(files: T::OffloadStore) -> Self {
-        Store { files: Some(files) }
+        Store { files: Some(files), written: 0 }
     }
 
     /// Bytes written to files so far.
-    #[cfg(test)]
     pub fn written_bytes(&self) -> u64 {
-        self.files.as_ref().map_or(0, OffloadStore::written_bytes)
+        self.written
     }
 
     /// Puts a tensor into the store; in a file, behind those already there.
@@ -49,7 +49,10 @@ impl<T: Ops> Store<T> {
     /// [`Error::Offload`].
     pub fn put(&mut self, x: T) -> Result<Stored<T>> {
         match &mut self.files {
-            Some(files) => Ok(Stored::File(files.put(x)?)),
+            Some(files) => {
+                self.written += x.bytes();
+                Ok(Stored::File(files.put(x)?))
+            }
             None => Ok(Stored::Memory(x)),
         }
     }

@@ -75,9 +75,4 @@ impl OffloadStore<Counted> for CountedFiles {
         self.outgoing.clear();
         Ok(())
     }
-
-    #[cfg(test)]
-    fn written_bytes(&self) -> u64 {
-        self.written
-    }
 }

@@ -16,7 +16,7 @@ use crate::layers::logit_head::LogitHead;
 use crate::micro_batch::{MicroBatch, Taught};
 use crate::network::Network;
 use crate::ops::{Counted, Kept, Ledger, Ops, Work};
-use crate::parameters::{PagingGranularity, Parameter, ParameterSpec, Part, Weight};
+use crate::parameters::{Parameter, ParameterSpec, Part};
 use crate::pooling::{Pooling, VectorGradients};
 use crate::reach::{Keep, Reach};
 use crate::step::observer::Interrupts;
@@ -102,6 +102,8 @@ pub(super) struct Rehearsal {
     parameters: Vec<Parameter<Counted>>,
     /// Accumulators of all trained parameters. They are counted as gradients, not here.
     gradients: RefCell<Gradients<Counted>>,
+    /// The same before the first contribution.
+    no_gradients: Gradients<Counted>,
     trains_tables: [Vec<bool>; 2],
     cx: StepContext,
     /// Whether each sample's cross-entropy has a weight.
@@ -142,14 +144,9 @@ impl Rehearsal {
             specs.iter().zip(&trains).filter(|(_, trains)| **trains).map(|(spec, _)| spec.name.as_str()).collect();
         let mut gradients =
             Gradients::new(&parameters, precisions.gradients, &|parameter| names.contains(parameter.name.as_str()));
-        for (index, parameter) in parameters.iter().enumerate() {
-            gradients.accumulator(&Weight {
-                index,
-                tensor: parameter.tensor.clone(),
-                copy: None,
-                quantisation: None,
-                paging: PagingGranularity::Together,
-            })?;
+        let no_gradients = gradients.clone();
+        for (index, parameter) in parameters.iter().enumerate().filter(|(index, _)| trains[*index]) {
+            gradients.complete(index, &parameter.tensor)?;
         }
         let cx = StepContext {
             seed: 0,
@@ -170,6 +167,7 @@ impl Rehearsal {
             network,
             parameters,
             gradients,
+            no_gradients,
             trains_tables,
             cx,
             weighs_samples: false,
@@ -216,6 +214,11 @@ impl Rehearsal {
 
     pub fn parameters(&self) -> &[Parameter<Counted>] {
         &self.parameters
+    }
+
+    /// Gradients before their first contribution.
+    pub fn no_gradients(&self) -> Gradients<Counted> {
+        self.no_gradients.clone()
     }
 
     pub fn cx(&self) -> &StepContext {
@@ -265,99 +268,129 @@ impl Rehearsal {
 
     fn rehearse(&self, shape: Shape, scene: Scene) -> Result<Cost> {
         let (ledger, mut gradients) = (&self.ledger, self.gradients.borrow_mut());
-        let weights = (self.weighs_samples && matches!(scene, Scene::Head { .. })).then(Vec::new);
-        let class_factors = self.weighs_classes.then(Vec::new);
-        let vectors = self.pulls.map(|pooling| VectorGradients { pooling, values: Vec::new() });
-        let taught =
-            self.teacher.as_ref().filter(|_| matches!(scene, Scene::Head { .. })).map(|(head, width)| Taught {
-                // The states are counted with the batch.
-                states: ledger.beside(&[shape.samples, shape.target_tokens, *width], self.cx.activations),
-                head: head.clone(),
-                of: Distillation { alpha: 1.0, temperature: 1.0 },
-            });
-        let batches = [MicroBatch { weights, class_factors, vectors, taught, ..batch(ledger, shape) }];
+        let batches = [self.micro_batch(shape, scene)];
+        if let Scene::Enter { decoder } = scene {
+            let dx = self.activations(shape, decoder);
+            ledger.begin();
+            let (live, ids) = (ledger.live(), batches[0].ids(decoder));
+            let noise = Noise { dropout: self.cx.dropout, ..Noise::NONE };
+            let (stack, table) = (self.network.stack(decoder), self.network.table(decoder));
+            stack.embed_backward(ids, table, dx, &noise, &mut gradients)?;
+            return Ok(self.counted_since(live, 0));
+        }
         let cx = match scene {
             Scene::Head { chunk_rows } => StepContext { loss_chunk_rows: chunk_rows, ..self.cx },
             _ => self.cx,
         };
         let mut step = Step::new(&self.network, &self.parameters, &cx, &batches, None)?;
-        let x = |decoder: bool| {
-            let tokens = if decoder { shape.target_tokens } else { shape.source_tokens };
-            let width = self.network.table(decoder).tensor.dims()[1];
-            ledger.tensor(&[shape.samples, tokens, width], cx.activations)
-        };
+        let event = self.prepare(&mut step, (&batches[0], shape), scene, &mut gradients)?;
+        ledger.begin();
+        let live = ledger.live();
+        run(&mut step, event, &mut gradients)?;
+        Ok(self.counted_since(live, step.saved_bytes()))
+    }
+
+    /// Activations of a stack, (B, T, D).
+    fn activations(&self, shape: Shape, decoder: bool) -> Counted {
+        let tokens = if decoder { shape.target_tokens } else { shape.source_tokens };
+        let width = self.network.table(decoder).tensor.dims()[1];
+        self.ledger.tensor(&[shape.samples, tokens, width], self.cx.activations)
+    }
+
+    /// Gives a stack's own and cross attention its bias and the encoder's output.
+    fn enter(
+        &self,
+        step: &mut Step<Counted>,
+        (batch, shape): (&MicroBatch<Counted>, Shape),
+        decoder: bool,
+    ) -> Result<()> {
+        let bias = self.network.bias_of(batch, decoder, 0)?;
+        step.set_stage(decoder, bias, decoder.then(|| self.activations(shape, false)));
+        Ok(())
+    }
+
+    /// The event of a scene, in a step that is just before it.
+    fn prepare(
+        &self,
+        step: &mut Step<Counted>,
+        batch: (&MicroBatch<Counted>, Shape),
+        scene: Scene,
+        gradients: &mut Gradients<Counted>,
+    ) -> Result<Event> {
         let (of, last) = (0..1, self.network.has_decoder());
-        let mut run = |step: &mut Step<Counted>, event: Event| {
-            step.run(&[event], &mut gradients, &mut Interrupts(&|| false)).map(|_| ())
-        };
-        // A stack's own and cross attention need its bias and the encoder's output.
-        let enter = |step: &mut Step<Counted>, decoder: bool| -> Result<()> {
-            let bias = |decoder| self.network.bias_of(&batches[0], decoder, 0);
-            step.set_stage(decoder, bias(decoder)?, decoder.then(|| x(false)));
-            Ok(())
-        };
-        let event = match scene {
+        Ok(match scene {
             Scene::Embed { decoder } => Event::Embed { decoder, of },
             Scene::Forward { unit, keep } => {
-                enter(&mut step, unit.is_decoder())?;
-                step.set_activations(x(unit.is_decoder()));
+                self.enter(step, batch, unit.is_decoder())?;
+                step.set_activations(self.activations(batch.1, unit.is_decoder()));
                 Event::Forward { unit, of, keep, in_memory: true }
             }
             Scene::Head { .. } => {
-                step.set_activations(x(last));
+                step.set_activations(self.activations(batch.1, last));
                 Event::Head { of }
             }
             Scene::Begin => {
-                step.set_output_gradient(x(last));
+                step.set_output_gradient(self.activations(batch.1, last));
                 Event::Begin { of, is_last_use: false, wants_source: false }
             }
-            Scene::Enter { decoder } => {
-                let dx = x(decoder);
-                ledger.begin();
-                let live = ledger.live();
-                let ids = batches[0].ids(decoder);
-                let noise = Noise { dropout: cx.dropout, ..Noise::NONE };
-                let stack = self.network.stack(decoder);
-                stack.embed_backward(ids, self.network.table(decoder), dx, &noise, &mut gradients)?;
-                let cost = self.counted_since(live, 0);
-                return Ok(cost);
-            }
-            Scene::Backward(scene) => {
-                let decoder = scene.unit.is_decoder();
-                enter(&mut step, decoder)?;
-                step.set_activations(x(decoder));
-                run(&mut step, Event::Forward { unit: scene.unit, of: of.clone(), keep: scene.keep, in_memory: true })?;
-                drop(step.take_output());
-                enter(&mut step, decoder)?;
-                let gradient = x(decoder);
-                if scene.keeps_dz {
-                    step.set_output_gradient(gradient.clone());
-                }
-                let is_encoder_norm = last && matches!(scene.unit, Unit::Norm { decoder: false });
-                let source = match scene.source {
-                    _ if is_encoder_norm => SourceGradient::Wanted(Some(gradient.clone())),
-                    Source::NotWanted => SourceGradient::NotWanted,
-                    Source::First => SourceGradient::Wanted(None),
-                    Source::Later => SourceGradient::Wanted(Some(x(false))),
-                };
-                let has_dbias = scene.trains_table && !scene.is_first && !self.network.stack(decoder).has_own_biases();
-                let dbias = has_dbias.then(|| self.network.bias_of(&batches[0], decoder, 0)).transpose()?.flatten();
-                step.set_gradients((!is_encoder_norm).then_some(gradient), source, dbias);
-                Event::Backward(Backward {
-                    unit: scene.unit,
-                    of,
-                    next: None,
-                    is_last_use: scene.is_last_use,
-                    passes_on: scene.passes_on,
-                    trains_table: scene.trains_table,
-                    to_embedding: if scene.into_embedding { ToEmbedding::Now } else { ToEmbedding::No },
-                })
-            }
+            Scene::Enter { .. } => unreachable!("no event of a unit"),
+            Scene::Backward(scene) => Event::Backward(self.prepare_backward(step, batch, scene, gradients)?),
+        })
+    }
+
+    fn prepare_backward(
+        &self,
+        step: &mut Step<Counted>,
+        batch: (&MicroBatch<Counted>, Shape),
+        scene: BackwardScene,
+        gradients: &mut Gradients<Counted>,
+    ) -> Result<Backward> {
+        let decoder = scene.unit.is_decoder();
+        self.enter(step, batch, decoder)?;
+        step.set_activations(self.activations(batch.1, decoder));
+        run(step, Event::Forward { unit: scene.unit, of: 0..1, keep: scene.keep, in_memory: true }, gradients)?;
+        drop(step.take_output());
+        self.enter(step, batch, decoder)?;
+        let gradient = self.activations(batch.1, decoder);
+        if scene.keeps_dz {
+            step.set_output_gradient(gradient.clone());
+        }
+        let is_encoder_norm = self.network.has_decoder() && matches!(scene.unit, Unit::Norm { decoder: false });
+        let source = match scene.source {
+            _ if is_encoder_norm => SourceGradient::Wanted(Some(gradient.clone())),
+            Source::NotWanted => SourceGradient::NotWanted,
+            Source::First => SourceGradient::Wanted(None),
+            Source::Later => SourceGradient::Wanted(Some(self.activations(batch.1, false))),
         };
-        ledger.begin();
-        let live = ledger.live();
-        run(&mut step, event)?;
-        Ok(self.counted_since(live, step.saved_bytes()))
+        let has_dbias = scene.trains_table && !scene.is_first && !self.network.stack(decoder).has_own_biases();
+        let dbias = has_dbias.then(|| self.network.bias_of(batch.0, decoder, 0)).transpose()?.flatten();
+        step.set_gradients((!is_encoder_norm).then_some(gradient), source, dbias);
+        Ok(Backward {
+            unit: scene.unit,
+            of: 0..1,
+            next: None,
+            is_last_use: scene.is_last_use,
+            passes_on: scene.passes_on,
+            trains_table: scene.trains_table,
+            to_embedding: if scene.into_embedding { ToEmbedding::Now } else { ToEmbedding::No },
+        })
+    }
+
+    fn micro_batch(&self, shape: Shape, scene: Scene) -> MicroBatch<Counted> {
+        let is_head = matches!(scene, Scene::Head { .. });
+        let taught = self.teacher.as_ref().filter(|_| is_head).map(|(head, width)| Taught {
+            // The states are counted with the batch.
+            states: self.ledger.beside(&[shape.samples, shape.target_tokens, *width], self.cx.activations),
+            head: head.clone(),
+            of: Distillation { alpha: 1.0, temperature: 1.0 },
+        });
+        MicroBatch {
+            weights: (self.weighs_samples && is_head).then(Vec::new),
+            class_factors: self.weighs_classes.then(Vec::new),
+            vectors: self.pulls.map(|pooling| VectorGradients { pooling, values: Vec::new() }),
+            taught,
+            ..batch(&self.ledger, shape)
+        }
     }
 
     fn counted_since(&self, live: u64, saved: u64) -> Cost {
@@ -404,6 +437,10 @@ impl Rehearsal {
         });
         BlockWork { forward, entered }
     }
+}
+
+fn run(step: &mut Step<Counted>, event: Event, gradients: &mut Gradients<Counted>) -> Result<()> {
+    step.run(&[event], gradients, &mut Interrupts(&|| false)).map(|_| ())
 }
 
 /// The parameters of a model, whose memory is counted elsewhere. Those of blocks and tables count the bytes that are read from a file.

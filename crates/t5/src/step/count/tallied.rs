@@ -9,7 +9,7 @@ use super::rehearsal::Cost;
 use crate::ops::Kept;
 
 /// The result of a tally. It does not depend on the chunk of logits: the cost of the head adds that.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Tallied {
     /// The moment of the peak, without the loss.
     pub(super) peak: Live,

@@ -178,7 +178,7 @@ impl<T: Ops> Step<'_, T> {
         }
         repeats.phase(&mut |turn| {
             self.slots[i] = Slot::new(self.network);
-            self.compute(if turn == Turn::Work { up } else { &[] }, gradients)
+            self.execute_all(if turn == Turn::Work { up } else { &[] }, gradients)
         })?;
         self.slots[i].x = repeats.leave(self.slots[i].x.take())?;
         if observer.interrupted() {
@@ -203,12 +203,12 @@ impl<T: Ops> Step<'_, T> {
             if is_undone {
                 // An operation of backward that cannot be recorded may read tensors without being seen. Recorded launches of forward may
                 // therefore have used their memory again, so forward runs once more.
-                self.compute(up, gradients)?;
+                self.execute_all(up, gradients)?;
                 self.slots[i].x = None;
                 // A tensor outside the arena, so that the arena can be given back.
                 self.slots[i].dz = dz.take().map(|dz| dz.copied()).transpose()?;
             }
-            self.compute(down, gradients)
+            self.execute_all(down, gradients)
         })?;
         if let Some(empty) = repeats.recorded_host_state().filter(|_| !was_done) {
             self.slots[i] = Slot::new(self.network);
@@ -218,7 +218,7 @@ impl<T: Ops> Step<'_, T> {
     }
 
     /// Carries out events of forward or backward. They are not interrupted, as a graph has all of them.
-    fn compute(&mut self, events: &[Event], gradients: &mut Gradients<T>) -> Result<()> {
+    fn execute_all(&mut self, events: &[Event], gradients: &mut Gradients<T>) -> Result<()> {
         self.execute_each(events, gradients, &mut Interrupts(&|| false)).map(|_| ())
     }
 }

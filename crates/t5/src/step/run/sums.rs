@@ -58,6 +58,72 @@ impl<T: Ops> Step<'_, T> {
         Ok(())
     }
 
+    /// A shard's sums of a part are complete, or of all. A tied head's parameter is the table.
+    pub(super) fn close<E>(
+        &mut self,
+        shard: usize,
+        part: Option<Part>,
+        grads: &mut Gradients<T>,
+        observer: &mut dyn Observer<T, E>,
+    ) -> Result<()> {
+        let head = self.network.head.weight.index;
+        let is_in = |part: Part, index: usize, of: Part| of == part || (part == Part::LmHead && index == head);
+        for (index, parameter) in self.parameters.iter().enumerate() {
+            if part.is_none_or(|part| is_in(part, index, parameter.part)) {
+                grads.close(shard, index, &parameter.tensor)?;
+            }
+        }
+        if part.is_none_or(Part::is_table) {
+            observer.close(std::mem::take(&mut self.losses));
+        }
+        Ok(())
+    }
+
+    /// Ends [`Event::SumHead`](crate::step::schedule::Event::SumHead), and keeps the sum for the table's gradient.
+    pub(super) fn end_head<E: From<Error>>(
+        &mut self,
+        grads: &mut Gradients<T>,
+        observer: &mut dyn Observer<T, E>,
+    ) -> Result<(), E> {
+        let index = self.network.head.weight.index;
+        if self.in_flight.contains(&index) {
+            self.end_sum(index, grads, observer)?;
+            match observer.holds(index) {
+                true => grads.keep_for_later(index),
+                false => grads.recycle(index),
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes shards of a part's gradients, and begins to sum these.
+    pub(super) fn send<E: From<Error>>(
+        &mut self,
+        part: Part,
+        closes: &[usize],
+        grads: &mut Gradients<T>,
+        observer: &mut dyn Observer<T, E>,
+    ) -> Result<(), E> {
+        if !observer.shards().is_empty() {
+            for index in indices(self.parameters, |other| part == other) {
+                let weight = &self.parameters[index].tensor;
+                closes.iter().try_for_each(|shard| grads.close(*shard, index, weight))?;
+                self.begin_sum(index, grads, observer)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn write_tables(&mut self, grads: &mut Gradients<T>) -> Result<()> {
+        let Some(files) = &mut self.gradients else { return Ok(()) };
+        for index in indices(self.parameters, Part::is_table) {
+            if let Some(gradient) = grads.take(index) {
+                self.tables.push((index, files.put(gradient)?));
+            }
+        }
+        Ok(())
+    }
+
     /// Begins to sum a gradient over all shards, unless that sum has begun.
     pub(super) fn begin_sum<E: From<Error>>(
         &mut self,
