@@ -306,21 +306,7 @@ impl<'a> Offer<'a> {
         resident: Resident,
     ) -> Vec<Phase> {
         let place = self.job.place;
-        let phase = |name: Name, parameters: u64, rows: Vec<CostRow>| {
-            let rows = std::iter::once(self.parameters(parameters))
-                .chain(self.state_of_choice(levers, name == LOADING))
-                .chain(self.weight_copies(levers).filter(|_| name != LOADING))
-                .chain(self.frozen.as_ref().filter(|_| name != FROZEN_PASS).map(|frozen| match name == LOADING {
-                    true => frozen.loading(),
-                    false => frozen.resting(),
-                }))
-                .chain(place::offloaded_to_host(
-                    self.offloaded_to_host(levers) + if name == FEEDING { waiting } else { 0 },
-                ))
-                .chain(rows)
-                .collect();
-            Phase { name, rows }
-        };
+        let phase = |name, parameters, rows: Vec<CostRow>| self.phase(levers, (name, parameters), waiting, rows);
         let buffers = &self.saving[usize::from(levers.has_optimizer_on_disk())];
         // Pinned memory stays after a step has used it.
         let pinned = self.counter.pinned(levers) + place::pinned_for_others(place, &self.training.processes);
@@ -336,20 +322,8 @@ impl<'a> Offer<'a> {
         });
         let resting = std::iter::once(gradients).chain(kept()).collect();
         let saving = std::iter::once(buffers.clone()).chain(kept()).collect();
-        // If weights are in a file, their rows include the transit buffer.
-        let pages = self.counter.pages_weights(levers);
-        let loading = match (pages, place) {
-            // The weights are copied to their place on the host.
-            (true, MemorySpace::Device) => {
-                let paged = self.counter.of_model().paged(levers);
-                let base = self.training.base.as_ref();
-                let bytes = base.map_or_else(|| paged.in_transit(), |base| paged.in_transit_in_place(base));
-                place::staging(bytes).into_iter().collect()
-            }
-            (true, MemorySpace::Host) if levers.weight_blocks_in_memory() == 0 => Vec::new(),
-            _ => self.loading.clone(),
-        };
-        let mut phases = vec![phase(LOADING, resident.loading, loading), phase(FEEDING, resident.saving, resting)];
+        let loading = phase(LOADING, resident.loading, self.loading_rows(levers));
+        let mut phases = vec![loading, phase(FEEDING, resident.saving, resting)];
         phases.extend(of_frozen.map(|rows| phase(FROZEN_PASS, resident.resting, rows)));
         phases.extend(self.training.saves.then(|| phase(SAVING, resident.saving, saving)));
         if let Some(evaluated) = &self.training.evaluation {
@@ -376,6 +350,37 @@ impl<'a> Offer<'a> {
             phases.push(phase(GENERATION, resident.at_a_time, with_batch(generation, for_generation)));
         }
         phases
+    }
+
+    /// A phase with the rows of all phases other than the step. While rows are fed, tensors off the card have the memory of those that were
+    /// `waiting`.
+    fn phase(&self, levers: &Levers, (name, parameters): (Name, u64), waiting: u64, rows: Vec<CostRow>) -> Phase {
+        let is_loading = name == LOADING;
+        let frozen = self.frozen.as_ref().filter(|_| name != FROZEN_PASS);
+        let waiting = if name == FEEDING { waiting } else { 0 };
+        let rows = std::iter::once(self.parameters(parameters))
+            .chain(self.state_of_choice(levers, is_loading))
+            .chain(self.weight_copies(levers).filter(|_| !is_loading))
+            .chain(frozen.map(|frozen| if is_loading { frozen.loading() } else { frozen.resting() }))
+            .chain(place::offloaded_to_host(self.offloaded_to_host(levers) + waiting))
+            .chain(rows)
+            .collect();
+        Phase { name, rows }
+    }
+
+    /// The rows of loading alone. If weights are in a file, their rows include the transit buffer.
+    fn loading_rows(&self, levers: &Levers) -> Vec<CostRow> {
+        match (self.counter.pages_weights(levers), self.job.place) {
+            // The weights are copied to their place on the host.
+            (true, MemorySpace::Device) => {
+                let paged = self.counter.of_model().paged(levers);
+                let base = self.training.base.as_ref();
+                let bytes = base.map_or_else(|| paged.in_transit(), |base| paged.in_transit_in_place(base));
+                place::staging(bytes).into_iter().collect()
+            }
+            (true, MemorySpace::Host) if levers.weight_blocks_in_memory() == 0 => Vec::new(),
+            _ => self.loading.clone(),
+        }
     }
 
     /// How many texts an evaluation of `rows` rows has at once. If the number of rows is not known, as many as a step.

@@ -309,6 +309,40 @@ impl Config {
     /// Refuses values that are invalid for every T5: zero sizes, sizes beyond any T5, odd bucket counts, unknown
     /// activations, token ids outside the vocabulary.
     pub fn validate(&self) -> Result<()> {
+        self.validate_sizes()?;
+        let numbers = [
+            ("dropout_rate", self.dropout_rate, (0.0..1.0).contains(&self.dropout_rate), "a number from 0 to below 1"),
+            (
+                "layer_norm_epsilon",
+                self.layer_norm_epsilon,
+                self.layer_norm_epsilon > 0.0 && self.layer_norm_epsilon < 1.0,
+                "a number between 0 and 1",
+            ),
+            (
+                "initializer_factor",
+                self.initializer_factor,
+                self.initializer_factor.is_finite() && self.initializer_factor > 0.0,
+                "a number above 0",
+            ),
+        ];
+        if let Some((key, value, _, expected)) = numbers.into_iter().find(|(_, _, is_valid, _)| !is_valid) {
+            return Err(self.invalid(key, &value.to_string(), expected));
+        }
+        self.activation()?;
+        let ids = [
+            ("pad_token_id", self.pad_token_id),
+            ("decoder_start_token_id", self.decoder_start_token_id),
+            ("decoder_start_token_id", self.answer_start()),
+        ];
+        let ends = self.eos_token_ids.iter().chain(self.answer_ends()).map(|&id| ("eos_token_id", id));
+        if let Some((key, id)) = ids.into_iter().chain(ends).find(|(_, id)| *id as usize >= self.vocab_size) {
+            let expected = format!("a token id below vocab_size ({})", self.vocab_size);
+            return Err(self.invalid(key, &id.to_string(), &expected));
+        }
+        Ok(())
+    }
+
+    fn validate_sizes(&self) -> Result<()> {
         for (key, value, largest) in [
             ("vocab_size", self.vocab_size, LARGEST_DIMENSION),
             ("d_model", self.d_model, LARGEST_DIMENSION),
@@ -342,35 +376,6 @@ impl Config {
             let got = self.relative_attention_max_distance.to_string();
             let expected = format!("more than half of relative_attention_num_buckets ({buckets})");
             return Err(self.invalid("relative_attention_max_distance", &got, &expected));
-        }
-        if !(0.0..1.0).contains(&self.dropout_rate) {
-            return Err(self.invalid("dropout_rate", &self.dropout_rate.to_string(), "a number from 0 to below 1"));
-        }
-        if !(self.layer_norm_epsilon > 0.0 && self.layer_norm_epsilon < 1.0) {
-            return Err(self.invalid(
-                "layer_norm_epsilon",
-                &self.layer_norm_epsilon.to_string(),
-                "a number between 0 and 1",
-            ));
-        }
-        if !(self.initializer_factor.is_finite() && self.initializer_factor > 0.0) {
-            return Err(self.invalid("initializer_factor", &self.initializer_factor.to_string(), "a number above 0"));
-        }
-        self.activation()?;
-        let ids = [
-            ("pad_token_id", self.pad_token_id),
-            ("decoder_start_token_id", self.decoder_start_token_id),
-            ("decoder_start_token_id", self.answer_start()),
-        ];
-        let ends = self.eos_token_ids.iter().chain(self.answer_ends()).map(|&id| ("eos_token_id", id));
-        for (key, id) in ids.into_iter().chain(ends) {
-            if id as usize >= self.vocab_size {
-                return Err(self.invalid(
-                    key,
-                    &id.to_string(),
-                    &format!("a token id below vocab_size ({})", self.vocab_size),
-                ));
-            }
         }
         Ok(())
     }

@@ -309,31 +309,22 @@ impl T5 {
         let (dtype, directory, base_name) = (self.dtype, self.directory.take(), self.base_name.take());
         let carried = self.carried.take();
         let is_frozen = self.config.stored.is_some();
-        let (stored, file) = match (files, &directory, &self.config.lora) {
+        let (mut stored, file) = match (files, &directory, &self.config.lora) {
             (Some(files), Some(directory), Some(_)) => {
                 // Blocks that are in memory already are not read again.
                 let all = Files { weight_blocks_in_memory: 0, ..files.clone() };
                 let place: (WeightStorage, Keeps) = (WeightStorage::Stored(&all), &|_| true);
                 let stored = ModelDirectory { head: Some(&self.config.head), ..directory.into() };
                 let Loaded { parameters, file, .. } = hf::load(stored, dtype, &Device::Cpu, place, is_frozen)?;
+                let parameters = parameters.into_iter().map(|stored| (stored.name, stored.tensor)).collect();
                 (parameters, file.map(|file| file.beside_blocks_in_memory(blocks_in_memory)))
             }
-            (Some(files), ..) => (Vec::new(), Some(WeightFile::create(files, &self.config, dtype)?)),
-            (None, ..) => (Vec::new(), None),
+            (Some(files), ..) => (HashMap::new(), Some(WeightFile::create(files, &self.config, dtype)?)),
+            (None, ..) => (HashMap::new(), None),
         };
-        let mut stored: HashMap<String, Tensor> =
-            stored.into_iter().map(|stored| (stored.name, stored.tensor)).collect();
-        // Any other handle of a weight would keep its memory.
         let device = self.device().clone();
         let nothing = Tensor::zeros(1, DType::F32, &device)?;
-        let Network { shared, decoder_table, encoder, decoder, head, .. } = &mut self.network;
-        for stack in [encoder, decoder] {
-            stack.blocks.clear();
-        }
-        for table in [shared, decoder_table, &mut head.weight] {
-            table.tensor = nothing.clone();
-        }
-        head.adapter = None;
+        self.network.let_go(&nothing);
         let mut parameters = std::mem::take(&mut self.parameters);
         let file = file.map(Arc::new);
         let from = self.host_copies.take();

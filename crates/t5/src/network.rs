@@ -181,6 +181,17 @@ impl<T: Ops> Network<T> {
         self.pager.as_ref().map_or(Ok(()), |pager| pager.page_out(weight.index, &weight.tensor))
     }
 
+    /// Drops every handle of a weight whose memory is to be freed; tables get `nothing` instead. The network is not usable any more.
+    pub fn let_go(&mut self, nothing: &T) {
+        for stack in [&mut self.encoder, &mut self.decoder] {
+            stack.blocks.clear();
+        }
+        for table in [&mut self.shared, &mut self.decoder_table, &mut self.head.weight] {
+            table.tensor = nothing.clone();
+        }
+        self.head.adapter = None;
+    }
+
     /// After an aborted pass: releases every weight that it paged in.
     pub fn release(&self) {
         let Some(pager) = &self.pager else { return };

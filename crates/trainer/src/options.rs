@@ -1,7 +1,10 @@
 //! The trainer's options, checked together.
 
+use std::collections::HashSet;
+
 use candle_core::DType;
 use serde::{Deserialize, Serialize};
+use t5::{Config, Head};
 use t5_ops::TokenLoss;
 
 use crate::contrastive::{Contrastive, ContrastiveLoss};
@@ -237,6 +240,27 @@ impl TrainerOptions {
     }
 
     /// The loss that `key` chooses is computed without the terms beside the cross-entropy.
+    /// Refuses options that this model, of which the parameters of these names train, does not fit.
+    pub(crate) fn validate_for(&self, model: &Config, trained: &HashSet<&str>) -> Result<()> {
+        if self.preference.is_some_and(|of| of.loss.has_reference() && !of.has_reference_model) {
+            // The reference is the model without its adapter: nothing else may have been trained.
+            if let Some(name) = trained.iter().find(|name| !t5::is_of_adapter(name)) {
+                let expected = "an adapter, and nothing else that trains, for a loss with a reference";
+                return Err(Error::invalid_option("preference.loss", expected, format!("`{name}`, which trains")));
+            }
+        }
+        let classes = model.head.labels().map_or(0, |labels| labels.names.len());
+        if ![0, classes].contains(&self.class_weights.len()) {
+            let expected = format!("a weight of each of the model's {classes} classes");
+            return Err(Error::invalid_option("task.class_weights", &expected, self.class_weights.len()));
+        }
+        if self.contrastive.is_some() != (model.head == Head::Encoder) {
+            let got = format!("a {}", model.head.architecture(model.family));
+            return Err(Error::invalid_option("embedding.loss", "an encoder, which has no other loss", got));
+        }
+        Ok(())
+    }
+
     fn validate_no_terms(&self, key: &str) -> Result<()> {
         let terms = [("train.z_loss", self.z_loss), ("train.label_smoothing", self.label_smoothing)];
         match terms.into_iter().find(|(_, value)| *value != 0.0) {

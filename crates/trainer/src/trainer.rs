@@ -106,22 +106,7 @@ impl Trainer {
         let trained: HashSet<&str> = names.map(|(parameter, _)| parameter.name.as_str()).collect();
         let is_trained = |parameter: &t5::Parameter| trained.contains(parameter.name.as_str());
         let gradients = Gradients::new(model.parameters(), options.gradient_dtype(), &is_trained);
-        if options.preference.is_some_and(|of| of.loss.has_reference() && !of.has_reference_model) {
-            // The reference is the model without its adapter: nothing else may have been trained.
-            if let Some(name) = trained.iter().find(|name| !t5::is_of_adapter(name)) {
-                let expected = "an adapter, and nothing else that trains, for a loss with a reference";
-                return Err(Error::invalid_option("preference.loss", expected, format!("`{name}`, which trains")));
-            }
-        }
-        let classes = model.config().head.labels().map_or(0, |labels| labels.names.len());
-        if ![0, classes].contains(&options.class_weights.len()) {
-            let expected = format!("a weight of each of the model's {classes} classes");
-            return Err(Error::invalid_option("task.class_weights", &expected, options.class_weights.len()));
-        }
-        if options.contrastive.is_some() != (model.config().head == Head::Encoder) {
-            let got = format!("a {}", model.config().head.architecture(model.config().family));
-            return Err(Error::invalid_option("embedding.loss", "an encoder, which has no other loss", got));
-        }
+        options.validate_for(model.config(), &trained)?;
         let precisions = Precisions {
             parameters: options.parameter_dtype(),
             activations: options.precision.activations(),

@@ -179,48 +179,25 @@ impl Stack<'_> {
     }
 
     fn config(&self, family: Family) -> Result<StackConfig> {
-        let (heads, layers) = (self.size("num_attention_heads", 8)?, self.size("num_hidden_layers", 26)?);
-        let (width, key_heads) = (self.size("hidden_size", 2304)?, self.size("num_key_value_heads", 4)?);
+        let layers = self.size("num_hidden_layers", 26)?;
         if layers as u64 > super::LARGEST_LAYERS {
             let expected = format!("a number from 1 to {}", super::LARGEST_LAYERS);
-            return Err(self.read.error("num_hidden_layers", &expected, self.read.get("num_hidden_layers")));
+            return Err(self.read.unexpected("num_hidden_layers", &expected));
         }
-        if heads % key_heads != 0 {
-            let expected = format!("a divisor of num_attention_heads ({heads})");
-            return Err(self.read.error("num_key_value_heads", &expected, self.read.get("num_key_value_heads")));
-        }
-        let head_size = self.size("head_dim", 256)?;
-        if !head_size.is_multiple_of(2) {
-            return Err(self.read.error("head_dim", "an even number", self.read.get("head_dim")));
-        }
-        let most = super::LARGEST_DIMENSION;
-        for (key, value) in [("hidden_size", width), ("num_attention_heads", heads), ("head_dim", head_size)] {
-            if value as u64 > most {
-                return Err(self.read.error(key, &format!("a number up to {most}"), self.read.get(key)));
-            }
-        }
-        if heads as u64 * head_size as u64 > most {
-            let expected = format!("num_attention_heads x head_dim of at most {most}");
-            return Err(self.read.error("head_dim", &expected, self.read.get("head_dim")));
-        }
-        let act = self.read.text("hidden_activation", "gelu_pytorch_tanh")?;
-        if act != "gelu_pytorch_tanh" {
-            return Err(self.read.error("hidden_activation", "gelu_pytorch_tanh", self.read.get("hidden_activation")));
+        let (width, heads, key_heads, head_size) = self.sizes()?;
+        if self.read.text("hidden_activation", "gelu_pytorch_tanh")? != "gelu_pytorch_tanh" {
+            return Err(self.read.unexpected("hidden_activation", "gelu_pytorch_tanh"));
         }
         if self.read.flag("attention_bias", false)? {
-            return Err(self.read.error("attention_bias", "false", self.read.get("attention_bias")));
+            return Err(self.read.unexpected("attention_bias", "false"));
         }
         let scalar = self.read.number("query_pre_attn_scalar", 256.0)?;
         if !(scalar > 0.0 && scalar.is_finite()) {
-            return Err(self.read.error(
-                "query_pre_attn_scalar",
-                "a number above 0",
-                self.read.get("query_pre_attn_scalar"),
-            ));
+            return Err(self.read.unexpected("query_pre_attn_scalar", "a number above 0"));
         }
         let epsilon = self.read.number("rms_norm_eps", 1e-6)?;
         if !(epsilon > 0.0 && epsilon < 1.0) {
-            return Err(self.read.error("rms_norm_eps", "a number between 0 and 1", self.read.get("rms_norm_eps")));
+            return Err(self.read.unexpected("rms_norm_eps", "a number between 0 and 1"));
         }
         Ok(StackConfig {
             width,
@@ -241,11 +218,61 @@ impl Stack<'_> {
             positions: self.size("max_position_embeddings", self.defaults.positions)?,
         })
     }
+
+    /// The width of the stack, its heads, its heads of keys, and the size of a head.
+    fn sizes(&self) -> Result<(usize, usize, usize, usize)> {
+        let (heads, width) = (self.size("num_attention_heads", 8)?, self.size("hidden_size", 2304)?);
+        let key_heads = self.size("num_key_value_heads", 4)?;
+        if heads % key_heads != 0 {
+            let expected = format!("a divisor of num_attention_heads ({heads})");
+            return Err(self.read.unexpected("num_key_value_heads", &expected));
+        }
+        let head_size = self.size("head_dim", 256)?;
+        if !head_size.is_multiple_of(2) {
+            return Err(self.read.unexpected("head_dim", "an even number"));
+        }
+        let most = super::LARGEST_DIMENSION;
+        for (key, value) in [("hidden_size", width), ("num_attention_heads", heads), ("head_dim", head_size)] {
+            if value as u64 > most {
+                return Err(self.read.unexpected(key, &format!("a number up to {most}")));
+            }
+        }
+        if heads as u64 * head_size as u64 > most {
+            let expected = format!("num_attention_heads x head_dim of at most {most}");
+            return Err(self.read.unexpected("head_dim", &expected));
+        }
+        Ok((width, heads, key_heads, head_size))
+    }
 }
 
 /// An object inside another.
 fn object<'a>(read: &Reader<'a>, raw: &'a Map<String, Value>, key: &str) -> Result<&'a Map<String, Value>> {
     raw.get(key).and_then(Value::as_object).ok_or_else(|| read.error(key, "an object", raw.get(key)))
+}
+
+/// Refuses what no published T5Gemma has.
+fn check_as_published(read: &Reader) -> Result<()> {
+    if !read.flag("tie_word_embeddings", true)? {
+        return Err(read.unexpected("tie_word_embeddings", "true: the head of a published T5Gemma is its table"));
+    }
+    if read.number("attention_dropout", 0.0)? != 0.0 {
+        return Err(read.unexpected("attention_dropout", "0, as in every published T5Gemma"));
+    }
+    Ok(())
+}
+
+/// The ids in a `generation_config.json` with which an answer starts and ends.
+fn ids_of_answers(raw: &Map<String, Value>) -> Result<(Option<u32>, Option<Vec<u32>>)> {
+    let read = Reader { raw, origin: GENERATION_CONFIG, inside: "" };
+    let ends = read.get("eos_token_id").map(|_| read.tokens("eos_token_id", &[])).transpose()?;
+    Ok((read.token("decoder_start_token_id")?.map_or_else(|| read.token("bos_token_id"), |id| Ok(Some(id)))?, ends))
+}
+
+/// The ids of tokens that stand for an image.
+fn image_tokens(read: &Reader) -> Result<Vec<u32>> {
+    let encoder = Reader { raw: object(read, read.raw, "encoder")?, origin: read.origin, inside: "encoder." };
+    let end = encoder.token("eoi_token_index")?.unwrap_or(256_000);
+    Ok(vec![read.token("image_token_index")?.unwrap_or(256_001), end])
 }
 
 /// The configuration in a `config.json` of this family, whose `generation_config.json` was read into `answers`.
@@ -258,47 +285,28 @@ pub(super) fn read(
     let read = Reader { raw: &raw, origin: &origin, inside: "" };
     let defaults = Defaults::for_family(family);
     let stack = |raw, inside| Stack { read: Reader { raw, origin: &origin, inside }, defaults: &defaults };
-    let (of_encoder, path) = match family {
+    let of_encoder = object(&read, &raw, "encoder")?;
+    let encoder = match family {
         Family::T5Gemma2 => {
-            let encoder = object(&read, &raw, "encoder")?;
-            (
-                object(&Reader { raw: encoder, origin: &origin, inside: "encoder." }, encoder, "text_config")?,
-                "encoder.text_config.",
-            )
+            let of_encoder = Reader { raw: of_encoder, origin: &origin, inside: "encoder." };
+            stack(object(&of_encoder, of_encoder.raw, "text_config")?, "encoder.text_config.")
         }
-        _ => (object(&read, &raw, "encoder")?, "encoder."),
+        _ => stack(of_encoder, "encoder."),
     };
-    let encoder = stack(of_encoder, path);
     let decoder = stack(object(&read, &raw, "decoder")?, "decoder.");
     let (of_stack, of_decoder) = ((encoder.config(family)?, decoder.config(family)?), &decoder.read);
     let vocab_size = decoder.size("vocab_size", defaults.vocab_size)?;
     if encoder.size("vocab_size", defaults.vocab_size)? != vocab_size {
         let expected =
             format!("that of the decoder, {vocab_size}: stacks with vocabularies of their own are not supported");
-        return Err(encoder.read.error("vocab_size", &expected, encoder.read.get("vocab_size")));
+        return Err(encoder.read.unexpected("vocab_size", &expected));
     }
     if family == Family::T5Gemma2 && of_stack.0.width != of_stack.1.width {
         let expected = format!("that of the decoder, {}", of_stack.1.width);
-        return Err(encoder.read.error("hidden_size", &expected, encoder.read.get("hidden_size")));
+        return Err(encoder.read.unexpected("hidden_size", &expected));
     }
-    if !read.flag("tie_word_embeddings", true)? {
-        return Err(read.error(
-            "tie_word_embeddings",
-            "true: the head of a published T5Gemma is its table",
-            read.get("tie_word_embeddings"),
-        ));
-    }
-    let attention_dropout = read.number("attention_dropout", 0.0)?;
-    if attention_dropout != 0.0 {
-        return Err(read.error("attention_dropout", "0, as in every published T5Gemma", read.get("attention_dropout")));
-    }
-    let empty = Map::new();
-    let of_answers = Reader { raw: generation.as_ref().unwrap_or(&empty), origin: GENERATION_CONFIG, inside: "" };
-    let answer_ends = of_answers.get("eos_token_id").map(|_| of_answers.tokens("eos_token_id", &[])).transpose()?;
-    let answer_start = match of_answers.token("decoder_start_token_id")? {
-        None => of_answers.token("bos_token_id")?,
-        start => start,
-    };
+    check_as_published(&read)?;
+    let (answer_start, answer_ends) = generation.as_ref().map_or(Ok((None, None)), ids_of_answers)?;
     // The decoder's ids are those of training; the file's own those of generation.
     let start = of_decoder.token("bos_token_id")?.or(read.token("bos_token_id")?).unwrap_or(2);
     let pad = of_decoder.token("pad_token_id")?.or(read.token("pad_token_id")?).unwrap_or(0);
@@ -306,14 +314,7 @@ pub(super) fn read(
         ids if ids.is_empty() => read.tokens("eos_token_id", &[1])?,
         ids => ids,
     };
-    let image_tokens = match family {
-        Family::T5Gemma2 => {
-            let encoder = Reader { raw: object(&read, &raw, "encoder")?, origin: &origin, inside: "encoder." };
-            let token = |key: &str, default: u32| encoder.token(key).map(|id| id.unwrap_or(default));
-            vec![read.token("image_token_index")?.unwrap_or(256_001), token("eoi_token_index", 256_000)?]
-        }
-        _ => Vec::new(),
-    };
+    let image_tokens = if family == Family::T5Gemma2 { image_tokens(&read)? } else { Vec::new() };
     let logit_cap = decoder.cap("final_logit_softcapping", defaults.caps[1])?;
     let initializer_range = match read.get("initializer_range") {
         Some(_) => read.number("initializer_range", 0.02)?,

@@ -85,6 +85,11 @@ impl Reader<'_> {
         }
     }
 
+    /// The error of a key whose value is another than expected.
+    pub fn unexpected(&self, key: &str, expected: &str) -> Error {
+        self.error(key, expected, self.get(key))
+    }
+
     pub fn error(&self, key: &str, expected: &str, got: Option<&Value>) -> Error {
         let got = got.map_or("absent".into(), |value| format!("`{value}`"));
         let key = format!("{}{key}", self.inside);

@@ -107,37 +107,18 @@ pub(crate) fn load(
             true => (WeightStorage::Memory, None),
             false => (place, file.as_ref()),
         };
-        if spec.quantisation.is_some() {
-            let tensor = stored.quantised(directory, &spec, place, file)?.to_device(device)?;
-            parameters.push(Parameter { name: spec.name, tensor, part: spec.part, quantisation: spec.quantisation });
-            continue;
-        }
-        if !has_classifier && is_of_classifier(&spec.name) {
-            let tensor = initial_tensor(&spec, seed, spec.dtype(dtype), device)?;
-            parameters.push(Parameter { name: spec.name, tensor, part: spec.part, quantisation: None });
-            continue;
-        }
-        let name = stored.name_of(&spec.name);
-        let reader = stored.reader(name).ok_or_else(|| stored.missing(directory, &spec))?;
-        check_shape(reader, name, &spec)?;
-        let in_place = match (place, reader.place_of(name, spec.dtype(dtype))) {
-            (WeightStorage::Stored(_), Some(offset)) => {
-                let shard = stored.holder[name];
-                file.map_or(Ok(None), |file| file.stored(shard, offset, &spec.shape, spec.dtype(dtype)))?
+        let tensor = if spec.quantisation.is_some() {
+            stored.quantised(directory, &spec, place, file)?.to_device(device)?
+        } else if !has_classifier && is_of_classifier(&spec.name) {
+            initial_tensor(&spec, seed, spec.dtype(dtype), device)?
+        } else {
+            let tensor = stored.plain(directory, &spec, (place, file), spec.dtype(dtype), device)?;
+            if !keeps(&spec) && !spec.part.is_table() {
+                tensor_storage::unallocated::release(&tensor)?;
             }
-            _ => None,
+            tensor
         };
-        let tensor = match in_place {
-            Some(tensor) => {
-                reader.check_finite(name)?;
-                tensor
-            }
-            None => WeightFile::place(file, reader.read(name, spec.dtype(dtype), device)?)?,
-        };
-        if !keeps(&spec) && !spec.part.is_table() {
-            tensor_storage::unallocated::release(&tensor)?;
-        }
-        parameters.push(Parameter { name: spec.name, tensor, part: spec.part, quantisation: None });
+        parameters.push(Parameter { name: spec.name, tensor, part: spec.part, quantisation: spec.quantisation });
     }
     // Duplicates of a table are compared with it.
     stored.check_the_rest(&config, &parameters)?;
@@ -350,6 +331,27 @@ impl Files {
         let stored = self.readers.iter().map(Reader::mapped).collect::<Result<_>>()?;
         let copied = self.copied(&specs, dtype).filter(|spec| !WeightStorage::Stored(files).keeps(spec.part, config));
         WeightFile::beside(stored, files, copied.map(|spec| spec.bytes(dtype)))
+    }
+
+    /// The values of a parameter in `dtype`, at its place. They stay where they are stored, if they can be used there.
+    fn plain(
+        &self,
+        directory: &Path,
+        spec: &ParameterSpec,
+        (place, file): (WeightStorage, Option<&WeightFile>),
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let name = self.name_of(&spec.name);
+        let reader = self.reader(name).ok_or_else(|| self.missing(directory, spec))?;
+        check_shape(reader, name, spec)?;
+        if let (WeightStorage::Stored(_), Some(file), Some(offset)) = (place, file, reader.place_of(name, dtype))
+            && let Some(tensor) = file.stored(self.holder[name], offset, &spec.shape, dtype)?
+        {
+            reader.check_finite(name)?;
+            return Ok(tensor);
+        }
+        WeightFile::place(file, reader.read(name, dtype, device)?)
     }
 
     /// The codes and scales of a quantised weight, at its place.

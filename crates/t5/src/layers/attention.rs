@@ -323,10 +323,7 @@ impl<T: Ops> Attention<T> {
         let dout = self.o.backward_input(&dprojected, None, &cx.noise)?;
         drop(dprojected);
         let (kept, used) = match self.head_norms {
-            Some(_) => {
-                let (kept, used) = self.kept_and_used(products)?;
-                (Some(kept), used)
-            }
+            Some(_) => self.kept_and_used(products).map(|(kept, used)| (Some(kept), used))?,
             None => (None, products),
         };
         let Products { q, k, v, of_source } = used;
@@ -337,9 +334,9 @@ impl<T: Ops> Attention<T> {
             None => None,
             Some(KeysValues { k, v }) => {
                 let of = Attended { q: &q, k, v, out: &out, lse: &lse };
-                let (more, dk, dv) = T::attention_backward(&of, &dout, &self.of_source(cx.source().1), None)?;
+                let (more, k, v) = T::attention_backward(&of, &dout, &self.of_source(cx.source().1), None)?;
                 dq.add_in_place(&more)?;
-                Some((dk, dv))
+                Some(KeysValues { k, v })
             }
         };
         drop((q, of_source, out, lse, dout));
@@ -350,14 +347,30 @@ impl<T: Ops> Attention<T> {
         let dk = self.unnormed(1, kept.map(|kept| &kept.k), dk, grads)?;
         let dsource = match dsource {
             None => None,
-            Some((dk, dv)) => {
+            Some(KeysValues { k, v }) => {
                 let of_source = kept.and_then(|kept| kept.of_source.as_ref());
-                Some((self.unnormed(1, of_source.map(|of| &of.k), dk, grads)?, dv))
+                Some(KeysValues { k: self.unnormed(1, of_source.map(|of| &of.k), k, grads)?, v })
             }
         };
+        let gradients = Products { q: dq, k: dk, v: dv, of_source: dsource };
+        let input = self.products_backward(&x, gradients, [of_q, of_k, of_v], (cx, through_input), side, grads)?;
+        let Some((dn, inv_rms)) = input else { return Ok(None) };
+        let dx = self.norm.backward(&x, &inv_rms, dn, Some(&dy), grads)?;
+        Ok(wanted.then_some(dx))
+    }
 
+    /// From the gradients of queries, keys and values to that of the norm's output, if it is `wanted`. Returns the norm's statistics with it.
+    fn products_backward(
+        &self,
+        x: &T,
+        Products { q: dq, k: dk, v: dv, of_source: dsource }: Products<T>,
+        [of_q, of_k, of_v]: [Option<T>; 3],
+        (cx, wanted): (&LayerContext<T>, bool),
+        side: &mut SideGradients<T>,
+        grads: &mut Gradients<T>,
+    ) -> Result<Option<(T, T)>> {
         let (dq, dk, dv) = (self.q.backward(dq)?, self.k.backward(dk)?, self.v.backward(dv)?);
-        let (n, inv_rms) = self.norm.forward(&x)?;
+        let (n, inv_rms) = self.norm.forward(x)?;
         self.q.backward_weight(&dq, (&n, of_q), &cx.noise, grads)?;
         let m = self.keys_from(&n, cx);
         self.k.backward_weight(&dk, (m, of_k), &cx.noise, grads)?;
@@ -365,8 +378,8 @@ impl<T: Ops> Attention<T> {
         drop(n);
         let dsource = match dsource {
             None => None,
-            Some((dk, dv)) => {
-                let (source, dk, dv) = (cx.source().0, self.k.backward(dk)?, self.v.backward(dv)?);
+            Some(KeysValues { k, v }) => {
+                let (source, dk, dv) = (cx.source().0, self.k.backward(k)?, self.v.backward(v)?);
                 self.k.backward_weight(&dk, (source, None), &cx.noise, grads)?;
                 self.v.backward_weight(&dv, (source, None), &cx.noise, grads)?;
                 Some((dk, dv))
@@ -377,7 +390,7 @@ impl<T: Ops> Attention<T> {
                 if let (SourceGradient::Wanted(dm), Some((dk, dv))) = (&mut *side.source, dsource) {
                     *dm = Some(self.keys_backward(dk, dv, dm.take(), &cx.noise)?);
                 }
-                if !through_input {
+                if !wanted {
                     return Ok(None);
                 }
                 let dn = self.q.backward_input(&dq, None, &cx.noise)?;
@@ -388,12 +401,10 @@ impl<T: Ops> Attention<T> {
                 if let SourceGradient::Wanted(dm) = side.source {
                     *dm = Some(self.keys_backward(dk, dv, dm.take(), &cx.noise)?);
                 }
-                through_input.then(move || self.q.backward_input(&dq, None, &cx.noise)).transpose()?
+                wanted.then(move || self.q.backward_input(&dq, None, &cx.noise)).transpose()?
             }
         };
-        let Some(dn) = dn else { return Ok(None) };
-        let dx = self.norm.backward(&x, &inv_rms, dn, Some(&dy), grads)?;
-        Ok(wanted.then_some(dx))
+        Ok(dn.map(|dn| (dn, inv_rms)))
     }
 
     /// The gradient of what was rotated.

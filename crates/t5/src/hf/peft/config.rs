@@ -231,12 +231,7 @@ impl AdapterConfig {
     }
 
     fn targets(&self, model: &Config) -> Result<Vec<Linear>> {
-        let refused: Vec<Pattern> = self
-            .modules_to_save
-            .iter()
-            .map(|name| Pattern::below(name))
-            .collect::<Result<_, _>>()
-            .map_err(|got| self.error("modules_to_save", &got, "names of modules"))?;
+        let is_excluded = self.exclusion()?;
         let mut linears = modules::linears(model);
         // Patterns are for the names that the modules have in transformers.
         let module = |name: &str| model.module_name(name).into_owned();
@@ -252,23 +247,13 @@ impl AdapterConfig {
             }
             Targets::Selected(selection) => selection,
         };
-        let excluded = |module: &str| -> Result<bool> {
-            let excluded = self.exclude.as_ref().map_or(Ok(false), |exclude| exclude.has(module));
-            if excluded.map_err(|got| self.error("exclude_modules", &got, "names, or a regular expression"))? {
-                return Ok(true);
-            }
-            for pattern in &refused {
-                if pattern.matches(module).map_err(|got| self.error("modules_to_save", &got, "names of modules"))? {
-                    return Ok(true);
-                }
-            }
-            Ok(false)
-        };
         let is_target = |module: &str| -> Result<bool> {
             let wrong = |got: String| self.error("target_modules", &got, "names, or a regular expression");
             // PEFT looks at the layer's index only where an ending was named.
             let is_whole = matches!(selected, Selection::Names(names) if names.iter().any(|name| name == module));
-            Ok(selected.has(module).map_err(wrong)? && (is_whole || self.is_in_layers(module)?) && !excluded(module)?)
+            Ok(selected.has(module).map_err(wrong)?
+                && (is_whole || self.is_in_layers(module)?)
+                && !is_excluded(module)?)
         };
         for embedding in modules::embeddings(model) {
             if is_target(&module(&embedding))? {
@@ -291,6 +276,25 @@ impl AdapterConfig {
             return Err(self.error("target_modules", "a choice without any layer of this model", expected));
         }
         Ok(targets)
+    }
+
+    /// Whether a module has no adapter even if it is named: it is excluded, or saved as a whole.
+    fn exclusion(&self) -> Result<impl Fn(&str) -> Result<bool>> {
+        let wrong = |got: String| self.error("modules_to_save", &got, "names of modules");
+        let patterns = self.modules_to_save.iter().map(|name| Pattern::below(name));
+        let saved: Vec<Pattern> = patterns.collect::<Result<_, _>>().map_err(wrong)?;
+        Ok(move |module: &str| {
+            let excluded = self.exclude.as_ref().map_or(Ok(false), |exclude| exclude.has(module));
+            if excluded.map_err(|got| self.error("exclude_modules", &got, "names, or a regular expression"))? {
+                return Ok(true);
+            }
+            for pattern in &saved {
+                if pattern.matches(module).map_err(wrong)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        })
     }
 
     fn is_in_layers(&self, module: &str) -> Result<bool> {
