@@ -1,6 +1,5 @@
 //! Groups of parameters: each moves by its own numbers, in every plan, in several processes and after a resume.
 
-#[allow(dead_code, reason = "these tests compare more than losses")]
 mod support;
 
 use candle_core::DType;

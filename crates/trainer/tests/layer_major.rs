@@ -1,7 +1,6 @@
 //! Layer-major steps against ordinary ones: the same training up to rounding, the same bits when repeated, and no partial updates.
 
-#[path = "../../cuda-device/tests/support/device.rs"]
-mod device;
+mod support;
 
 use std::cell::Cell;
 
@@ -13,7 +12,7 @@ use trainer::{
     TrainerOptions,
 };
 
-use self::device::device;
+use self::support::{device, done, state};
 
 const VOCABULARY: u32 = 37;
 
@@ -84,22 +83,13 @@ fn step(trainer: &mut Trainer, seed: u32, plan: &StepPlan) -> StepOutcome {
     trainer.step(&Batch { sources: &sources, targets: &targets }, plan, &|| false).unwrap()
 }
 
-fn done(outcome: StepOutcome) -> StepStats {
-    match outcome {
-        StepOutcome::Done(stats) => stats,
-        other => panic!("expected a finished step, got {other:?}"),
-    }
-}
-
 fn values(tensor: &Tensor) -> Vec<f64> {
     tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
 /// Parameters and optimizer state.
 fn everything(trainer: &Trainer) -> Vec<(String, Vec<f64>)> {
-    let parameters = trainer.model().parameters();
-    let own = parameters.iter().map(|parameter| (parameter.name.clone(), values(&parameter.tensor)));
-    own.chain(trainer.optimizer().named_state(parameters).map(|(name, tensor)| (name, values(tensor)))).collect()
+    state(trainer).into_iter().map(|(name, tensor)| (name, values(tensor))).collect()
 }
 
 /// Makes four steps with each of two plans. Losses, norms, parameters and state agree.

@@ -1,23 +1,18 @@
 //! AdamW's moments in a file against moments in memory: the same bits after every operation.
 
-#[allow(dead_code, reason = "moments of the model there are too small for a file")]
 mod support;
 
-use support::bits;
-use t5::{Config, Files, T5};
+use support::{bits, config_for_files as config, step};
+use t5::{Files, T5};
 use trainer::adamw::AdamwOptions;
 use trainer::checkpoint::Checkpoints;
 use trainer::costs::{optimizer_state, optimizer_state_on_disk};
 use trainer::lion::LionOptions;
-use trainer::{LayerMajor, Levers, MasterWeights, OptimizerOptions, Precision, StepPlan, Trainer, TrainerOptions};
+use trainer::{LayerMajor, Levers, OptimizerOptions, Precision, StepPlan, Trainer, TrainerOptions};
 
 // Only memory of this allocator can be in a file.
 #[global_allocator]
 static ALLOCATOR: heap::Allocator = heap::Allocator;
-
-fn config() -> Config {
-    Config { vocab_size: 150, d_model: 64, d_kv: 16, d_ff: 160, ..support::config() }
-}
 
 /// The optimizers whose state may be in a file, with the number of its tensors.
 fn optimizers() -> [(OptimizerOptions, usize); 3] {
@@ -26,12 +21,7 @@ fn optimizers() -> [(OptimizerOptions, usize); 3] {
 }
 
 fn options(precision: Precision) -> TrainerOptions {
-    let master_weights = match precision {
-        Precision::Bf16 => MasterWeights::StochasticRounding,
-        _ => MasterWeights::F32,
-    };
-    let optimizer = AdamwOptions::default().into();
-    TrainerOptions { dropout: 0.1, precision, master_weights, optimizer, ..support::options() }
+    TrainerOptions { optimizer: AdamwOptions::default().into(), ..support::options_in(precision) }
 }
 
 fn plan(optimizer_on_disk: bool) -> StepPlan {
@@ -44,10 +34,6 @@ fn plan(optimizer_on_disk: bool) -> StepPlan {
         ..Levers::default()
     };
     StepPlan { levers, longest: None }
-}
-
-fn step(trainer: &mut Trainer, seed: u32, plan: &StepPlan) -> f64 {
-    support::run(trainer, plan, 7, seed..seed + 1)[0]
 }
 
 fn trainer(options: &TrainerOptions, files: &Files) -> Trainer {

@@ -2,7 +2,6 @@
 //!
 //! Processes are threads here. Their messages are those that they would send over MPI.
 
-#[expect(dead_code, reason = "these tests compare more than losses")]
 mod support;
 
 use std::fs;

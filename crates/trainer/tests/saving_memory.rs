@@ -1,6 +1,5 @@
 //! Bytes that the allocator gives out while a checkpoint is saved, compared with the bill.
 
-#[allow(dead_code, reason = "no step is made here")]
 mod support;
 
 use t5::{Config, Lora, T5};

@@ -1,7 +1,6 @@
 //! Steps on a tiny T5: the memory plan does not change the mathematics, and invalid gradients never reach the parameters.
 
-#[path = "../../cuda-device/tests/support/device.rs"]
-mod device;
+mod support;
 
 use std::cell::Cell;
 
@@ -11,7 +10,7 @@ use trainer::adafactor::AdafactorOptions;
 use trainer::schedule::{Schedule, ScheduleKind};
 use trainer::{Batch, Error, Levers, Precision, StepOutcome, StepPlan, StepStats, Trainer, TrainerOptions, costs};
 
-use self::device::device;
+use self::support::{device, done, state};
 
 const VOCABULARY: u32 = 37;
 
@@ -85,22 +84,13 @@ fn step(trainer: &mut Trainer, seed: u32, plan: &StepPlan) -> StepOutcome {
     trainer.step(&Batch { sources: &sources, targets: &targets }, plan, &|| false).unwrap()
 }
 
-fn done(outcome: StepOutcome) -> StepStats {
-    match outcome {
-        StepOutcome::Done(stats) => stats,
-        other => panic!("expected a finished step, got {other:?}"),
-    }
-}
-
 fn bits(tensor: &Tensor) -> Vec<u32> {
     tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
 }
 
 /// Every bit of parameters and optimizer state, by name.
 fn everything(trainer: &Trainer) -> Vec<(String, Vec<u32>)> {
-    let parameters = trainer.model().parameters();
-    let values = parameters.iter().map(|parameter| (parameter.name.clone(), bits(&parameter.tensor)));
-    values.chain(trainer.optimizer().named_state(parameters).map(|(name, tensor)| (name, bits(tensor)))).collect()
+    state(trainer).into_iter().map(|(name, tensor)| (name, bits(tensor))).collect()
 }
 
 fn gradients_of_cut(dtype: DType, micro_batch_samples: usize, recompute_blocks: usize) -> (StepStats, Vec<Vec<f64>>) {

@@ -3,30 +3,17 @@
 //! The host alone: a card's tensor of a weight in a file is empty between uses. `tests/card.rs` compares runs whose weights have homes
 //! off a card.
 
-#[allow(dead_code, reason = "weights of the model there are too small for a file")]
 mod support;
 
 use candle_core::{DType, Device};
-use support::bits;
-use t5::{Config, EvalContext, Files, GenerateOptions, MicroBatch, T5};
+use support::{bits, config_for_files as config, options_in as options, step};
+use t5::{EvalContext, Files, GenerateOptions, MicroBatch, T5};
 use trainer::checkpoint::Checkpoints;
-use trainer::{LayerMajor, Levers, MasterWeights, Precision, StepPlan, Trainer, TrainerOptions};
+use trainer::{LayerMajor, Levers, Precision, StepPlan, Trainer};
 
 // Only memory of this allocator can be in a file.
 #[global_allocator]
 static ALLOCATOR: heap::Allocator = heap::Allocator;
-
-fn config() -> Config {
-    Config { vocab_size: 150, d_model: 64, d_kv: 16, d_ff: 160, ..support::config() }
-}
-
-fn options(precision: Precision) -> TrainerOptions {
-    let master_weights = match precision {
-        Precision::Bf16 => MasterWeights::StochasticRounding,
-        _ => MasterWeights::F32,
-    };
-    TrainerOptions { dropout: 0.1, precision, master_weights, ..support::options() }
-}
 
 fn plan(layer_major: Option<LayerMajor>) -> StepPlan {
     StepPlan {
@@ -49,10 +36,6 @@ fn layers(kept_gradient_blocks: usize, files: bool, weights_on_disk: bool) -> La
         weights_on_disk,
         ..LayerMajor::default()
     }
-}
-
-fn step(trainer: &mut Trainer, seed: u32, plan: &StepPlan) -> f64 {
-    support::run(trainer, plan, 7, seed..seed + 1)[0]
 }
 
 /// An evaluation's loss and a few answers.

@@ -1,12 +1,14 @@
 //! A small model in any precision, steps over batches that are functions of the step, and every bit of the results.
 
+#![allow(dead_code, reason = "each test takes a part")]
+
 #[path = "../../../cuda-device/tests/support/device.rs"]
 pub mod device;
 
 use candle_core::{DType, Tensor};
 use t5::{Config, T5};
 use trainer::adafactor::AdafactorOptions;
-use trainer::{Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
+use trainer::{Batch, MasterWeights, Precision, StepOutcome, StepPlan, StepStats, Trainer, TrainerOptions};
 
 pub use self::device::device;
 
@@ -23,6 +25,11 @@ pub fn config() -> Config {
     }
 }
 
+/// A model with tensors that are large enough for a file.
+pub fn config_for_files() -> Config {
+    Config { vocab_size: 150, d_model: 64, d_kv: 16, d_ff: 160, ..config() }
+}
+
 pub fn options() -> TrainerOptions {
     TrainerOptions {
         seed: 3,
@@ -36,6 +43,15 @@ pub fn options() -> TrainerOptions {
         total_steps: 100,
         ..TrainerOptions::default()
     }
+}
+
+/// The same with dropout, and in bf16 with stochastic rounding.
+pub fn options_in(precision: Precision) -> TrainerOptions {
+    let master_weights = match precision {
+        Precision::Bf16 => MasterWeights::StochasticRounding,
+        _ => MasterWeights::F32,
+    };
+    TrainerOptions { dropout: 0.1, precision, master_weights, ..options() }
 }
 
 pub fn new(options: TrainerOptions) -> Trainer {
@@ -55,22 +71,36 @@ pub fn run(trainer: &mut Trainer, plan: &StepPlan, samples: u32, steps: std::ops
     steps
         .map(|step| {
             let (sources, targets) = batch(step, samples);
-            match trainer.step(&Batch { sources: &sources, targets: &targets }, plan, &|| false).unwrap() {
-                StepOutcome::Done(stats) => stats.loss,
-                other => panic!("{other:?}"),
-            }
+            done(trainer.step(&Batch { sources: &sources, targets: &targets }, plan, &|| false).unwrap()).loss
         })
         .collect()
+}
+
+/// A step of 7 samples; its loss.
+pub fn step(trainer: &mut Trainer, seed: u32, plan: &StepPlan) -> f64 {
+    run(trainer, plan, 7, seed..seed + 1)[0]
+}
+
+pub fn done(outcome: StepOutcome) -> StepStats {
+    match outcome {
+        StepOutcome::Done(stats) => stats,
+        other => panic!("expected a finished step, got {other:?}"),
+    }
 }
 
 pub fn values(tensor: &Tensor) -> Vec<f32> {
     tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Parameters and optimizer state.
-pub fn bits(trainer: &Trainer) -> Vec<Vec<u32>> {
+/// Parameters and optimizer state, by name.
+pub fn state(trainer: &Trainer) -> Vec<(String, &Tensor)> {
     let parameters = trainer.model().parameters();
-    let state = trainer.optimizer().named_state(parameters).map(|(_, tensor)| tensor);
-    let tensors = parameters.iter().map(|parameter| &parameter.tensor).chain(state);
-    tensors.map(|tensor| values(tensor).into_iter().map(f32::to_bits).collect()).collect()
+    let own = parameters.iter().map(|parameter| (parameter.name.clone(), &parameter.tensor));
+    own.chain(trainer.optimizer().named_state(parameters)).collect()
+}
+
+/// Every bit of parameters and optimizer state.
+pub fn bits(trainer: &Trainer) -> Vec<Vec<u32>> {
+    let of = |(_, tensor): (String, &Tensor)| values(tensor).into_iter().map(f32::to_bits).collect();
+    state(trainer).into_iter().map(of).collect()
 }
