@@ -97,3 +97,52 @@ fn teachers_that_could_not_teach_are_refused() {
     let alone = scene.run(&short(&["--set", "distill.alpha=0.3", "--output", "alone"])).expect_code(0);
     assert!(alone.err.contains("`distill.alpha`"), "{}", alone.err);
 }
+
+#[test]
+fn the_largest_logits_of_a_teacher_are_kept_where_rows_come_again() {
+    let scene = scene();
+    let row = |number: usize| {
+        let [prompt, response] = ["one", "two"].map(|word| format!("{word} ").repeat(1 + number % 5));
+        format!("{}\n", serde_json::json!({"prompt": format!("{prompt}{number}"), "response": response}))
+    };
+    scene.write("rows.jsonl", (0..8).map(row).collect::<String>());
+    let learn = |output: &str, more: &[&str]| {
+        let rows = ["data.train=rows.jsonl", "train.batch_size=4", "train.epochs=9", "distill.top_k=6"];
+        learn(output, &[&rows.map(|row| ["--set", row]).concat(), more].concat())
+    };
+    let ran = scene.run(&learn("whole", &[])).expect_code(0);
+    let screen = ran.out.split_whitespace().collect::<Vec<_>>().join(" ");
+    for words in ["learns 0.5 of the loss from 6 logits of a teacher", "kept in teacher-logits of"] {
+        assert!(screen.contains(words), "{screen}");
+    }
+    scene.expect_predicted_peaks("whole");
+    let kept = scene.read("whole/teacher-logits").len();
+    let steps = scene.events("whole", "step");
+    // Without the file the teacher reads every batch.
+    let none = ["--set", "memory.disk_writes=0"];
+    let ran = scene.run(&learn("none", &none)).expect_code(0);
+    assert!(!ran.out.contains("teacher-logits") && !scene.path("none/teacher-logits").exists(), "{}", ran.out);
+    let none = scene.events("none", "step");
+    for name in ["objective", "loss", "grad_norm"] {
+        assert!(largest_difference(&figures(&none, name), &figures(&steps, name)) < 2e-4, "{name}");
+    }
+    let mut running = scene.start(&learn("killed", &["--set", "checkpoint.every_steps=1"]));
+    assert!(running.wait_for("step 3/6"));
+    running.kill();
+    let goes_on = |more: &[&str]| scene.run(&[learn("killed", more), vec!["--keep-training".into()]].concat());
+    goes_on(&[]).expect_code(0);
+    let weights = |run: &str| scene.read(&format!("{run}/model/model.safetensors"));
+    assert_eq!(weights("killed"), weights("whole"));
+    assert_eq!(scene.read("killed/teacher-logits").len(), kept);
+    // A run whose file is gone says so.
+    std::fs::remove_file(scene.path("killed/teacher-logits")).expect("the file");
+    let ran = goes_on(&["--max-steps", "8"]).expect_code(0);
+    assert!(ran.err.contains("logits of earlier steps are gone"), "{}", ran.err);
+    scene
+        .run(&learn("x", &["--set", "distill.top_k=100000"]))
+        .expect_code(2)
+        .expect_words(&["distill.top_k", "hint: "]);
+    scene.run(&learn("x", &["--set", "distill.top_k=0"])).expect_code(2).expect_words(&["distill.top_k"]);
+    let alone = scene.run(&short(&["--set", "distill.top_k=3", "--output", "alone"])).expect_code(0);
+    assert!(alone.err.contains("`distill.top_k`"), "{}", alone.err);
+}

@@ -212,6 +212,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("distill.teacher", "tests/distillation.rs"),
     ("distill.alpha", "tests/distillation.rs"),
     ("distill.temperature", "tests/distillation.rs"),
+    ("distill.top_k", "tests/distillation.rs"),
     ("data.query_column", "tests/ranking.rs"),
     ("ranking.loss", "tests/ranking.rs"),
     ("ranking.answers", "tests/ranking.rs"),

@@ -105,6 +105,11 @@ fn pairs_are_read_from_other_columns_and_from_messages() {
     assert_eq!(of("a"), of("b"));
     scene.run(&arguments("c", "chats.jsonl", &[])).expect_code(0);
     let pairs = scene.text("pairs.jsonl");
+    scene.write("half.jsonl", r#"{"prompt":"a","chosen":"b"}"#);
+    let half = ["--output", "half", "--set", "data.train=half.jsonl", "--set", "preference.loss=orpo"];
+    let half = [&half[..], &["--set", "train.dropout=0"]].concat();
+    let words = ["half.jsonl: no column `rejected`", "prompt, chosen", "`data.rejected_column`"];
+    scene.run(&short(&half)).expect_code(4).expect_words(&words);
     scene.write("holes.jsonl", pairs.replacen("\"rejected\":\"blue blue red\"", "\"rejected\":null", 1));
     let ran = scene.run(&arguments("d", "holes.jsonl", &[])).expect_code(0);
     assert!(ran.err.contains("skipped") && ran.err.contains("`rejected`"), "{}", ran.err);

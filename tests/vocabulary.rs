@@ -230,3 +230,68 @@ fn a_long_row_is_read_within_the_budget_or_named() {
     within(inspect, least(inspect)).expect_code(0).expect_words(&words);
     assert!(!within(inspect, 1024).expect_code(0).out.contains("malformed"));
 }
+
+/// Writes a model with the names of `model`, `width` wide and in three shards, whose values are zeros. Returns its bytes.
+fn wide_model(scene: &Scene, directory: &str, width: u64) -> u64 {
+    let mut config: Value = serde_json::from_slice(&scene.read("model/config.json")).expect("JSON");
+    let number = |config: &Value, key: &str| config[key].as_u64().expect("a number");
+    let (inner, feed_forward) = (number(&config, "num_heads") * number(&config, "d_kv"), 4 * width);
+    let vocabulary = number(&config, "vocab_size");
+    (config["d_model"], config["d_ff"]) = (json!(width), json!(feed_forward));
+    let whole = scene.read("model/model.safetensors");
+    let length = u64::from_le_bytes(whole[..8].try_into().expect("a length")) as usize;
+    let header: Value = serde_json::from_slice(&whole[8..8 + length]).expect("JSON");
+    let shape = |name: &str, stored: &Value| match name.rsplit('.').nth(1).expect("a layer") {
+        "shared" | "lm_head" | "embed_tokens" => json!([vocabulary, width]),
+        "layer_norm" | "final_layer_norm" => json!([width]),
+        "q" | "k" | "v" => json!([inner, width]),
+        "o" => json!([width, inner]),
+        "wo" => json!([width, feed_forward]),
+        wi if wi.starts_with("wi") => json!([feed_forward, width]),
+        _ => stored.clone(),
+    };
+    let mut shards = [(); 3].map(|()| (serde_json::Map::new(), 0));
+    let mut places = serde_json::Map::new();
+    let tensors = header.as_object().expect("an object").iter().filter(|(name, _)| *name != "__metadata__");
+    for (number, (name, stored)) in tensors.enumerate() {
+        let shard = number % shards.len();
+        let (entries, end) = &mut shards[shard];
+        let shape = shape(name, &stored["shape"]);
+        let elements = shape.as_array().expect("a shape").iter().map(|size| size.as_u64().expect("a size"));
+        let begin = *end;
+        *end += 4 * elements.product::<u64>();
+        entries.insert(name.clone(), json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, *end]}));
+        places.insert(name.clone(), json!(format!("model-{shard}.safetensors")));
+    }
+    for name in ["tokenizer.json", "spiece.model", "generation_config.json"] {
+        if scene.path(&format!("model/{name}")).exists() {
+            scene.write(&format!("{directory}/{name}"), scene.read(&format!("model/{name}")));
+        }
+    }
+    scene.write(&format!("{directory}/config.json"), config.to_string());
+    scene.write(&format!("{directory}/model.safetensors.index.json"), json!({"weight_map": places}).to_string());
+    for (number, (entries, end)) in shards.iter().enumerate() {
+        let header = Value::from(entries.clone()).to_string();
+        let beginning = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+        let path = scene.write(&format!("{directory}/model-{number}.safetensors"), &beginning);
+        let file = std::fs::File::options().write(true).open(path).expect("a shard");
+        file.set_len(beginning.len() as u64 + end).expect("zeros");
+    }
+    shards.iter().map(|(_, end)| end).sum()
+}
+
+#[test]
+fn the_peak_of_a_trim_does_not_depend_on_the_size_of_the_shards() {
+    let scene = Scene::new();
+    model(&scene);
+    scene.write("rows.jsonl", "{\"prompt\": \"the quick brown fox\", \"response\": \"jumps over\"}\n");
+    let [small, large] = [32, 1024].map(|width| {
+        let (directory, output) = (format!("wide{width}"), format!("trimmed{width}"));
+        let bytes = wide_model(&scene, &directory, width);
+        let words = ["trim-vocab", "--model", &directory, "--keep-used", "rows.jsonl", "--json", "-o", &output];
+        let json = scene.run(&words).expect_code(0).json();
+        (bytes, json["peak_rss_bytes"].as_u64().expect("bytes"))
+    });
+    assert!(large.0 > small.0 + (200 << 20), "{small:?} {large:?}");
+    assert!(large.1 < small.1 + (24 << 20), "{small:?} {large:?}");
+}

@@ -71,6 +71,8 @@ RECIPES = {
     "kto-reference": {"preference.loss": "kto", "preference.reference": "model", "optimizer.learning_rate": 2e-4},
     "distillation": {"distill.teacher": "teacher", "distill.alpha": 0.7, "distill.temperature": 2.5},
     "distillation-adapter": {"adapter": True, "distill.teacher": "teacher", "distill.alpha": 1.0, "distill.temperature": 1.0},
+    "distillation-top-k": {"distill.teacher": "teacher", "distill.alpha": 0.6, "distill.temperature": 2.0, "distill.top_k": 5},
+    "distillation-top-k-adapter": {"adapter": True, "distill.teacher": "teacher", "distill.alpha": 0.9, "distill.temperature": 1.5, "distill.top_k": 3},
     "simpo-adapter": {"adapter": True, "preference.loss": "simpo", "preference.gamma": 0.5},
 }
 
@@ -227,6 +229,9 @@ def distillation(logits, labels, mean, batch, recipe):
     alpha, temperature = recipe["distill.alpha"], recipe["distill.temperature"]
     with torch.no_grad():
         teacher = logits_of(recipe["frozen"], batch["sources"], batch["targets"])[0]
+    if recipe.get("distill.top_k"):
+        top = teacher.topk(recipe["distill.top_k"], -1)
+        teacher = torch.full_like(teacher, -1e30).scatter(-1, top.indices, top.values)
     p, q = ((x[labels != -100] / temperature).log_softmax(-1) for x in (teacher, logits))
     divergence = (p.exp() * (p - q)).sum(-1).mean()
     return alpha * temperature**2 * divergence + (1 - alpha) * mean

@@ -129,6 +129,11 @@ impl<'a> Counter<'a> {
         self.activations
     }
 
+    /// The most tokens of a target.
+    pub fn longest_target(&self) -> usize {
+        self.longest.1
+    }
+
     /// Bytes of the parameters.
     pub fn parameters(&self, dtype: DType) -> u64 {
         costs::parameters(self.model, dtype)
@@ -303,7 +308,10 @@ impl<'a> StepCounter<'a> {
     /// Its config is not a T5's.
     pub fn beside(self, frozen: Option<&t5::Config>, options: &TrainerOptions) -> Result<Self> {
         let Some(teacher) = frozen.filter(|_| options.distillation.is_some()) else { return Ok(self) };
-        let passes = self.of_model.passes.learning_from(teacher, options.parameter_dtype())?;
+        let passes = match options.distillation.and_then(|of| of.top_k) {
+            None => self.of_model.passes.learning_from(teacher, options.parameter_dtype())?,
+            Some(_) => self.of_model.passes.learning_from_top_logits(),
+        };
         Ok(Self { of_model: Counter { passes, ..self.of_model }, ..self })
     }
 

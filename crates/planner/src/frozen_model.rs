@@ -10,7 +10,7 @@ use trainer::TrainerOptions;
 use crate::counted::{Counter, NamedBytes, Resident};
 use crate::error::Result;
 use crate::job::Frozen;
-use crate::names::{FROZEN_MODEL, TEACHER_STATES};
+use crate::names::{FROZEN_MODEL, LOSS, TEACHER_LOGITS, TEACHER_STATES};
 
 /// Its levers: each operation reads its weights. Other levers are the step's.
 const LEVERS: LayerMajor = LayerMajor { weights_on_disk: true, weights_by_matrix: true, ..LayerMajor::PLAIN };
@@ -22,8 +22,12 @@ pub(crate) struct FrozenModel<'a> {
     /// Bytes of weights in memory while an operation runs, beside small parameters.
     of_operation: Option<u64>,
     is_evaluated: bool,
-    /// Of a teacher: the bytes of its head's table while the loss reads it, and of its states of a batch.
+    /// Of a teacher: the bytes of its head's table while the loss reads it, and of what it says about a batch.
     in_loss: Option<[u64; 2]>,
+    /// The bytes of a row of logits of a pass that finds the largest of them.
+    row_of_logits: Option<u64>,
+    /// The bytes of the table of logits that are kept in a file.
+    table: u64,
     note: String,
 }
 
@@ -38,9 +42,18 @@ impl<'a> FrozenModel<'a> {
             let values = samples * longest.1 * of.model.decoder_width();
             (values * activations.size_in_bytes()) as u64
         };
-        let in_loss = options.distillation.map(|_| [counter.paged(&levers).of_head(of.model), states()]);
+        let in_loss = options.distillation.map(|distillation| match distillation.top_k {
+            None => [counter.paged(&levers).of_head(of.model), states()],
+            Some(count) => {
+                let logits = (samples * longest.1 * count) as u64;
+                [0, logits * (size_of::<u32>() + activations.size_in_bytes()) as u64]
+            }
+        });
+        let finds_largest = options.distillation.is_some_and(|of| of.top_k.is_some());
         Ok(Self {
             in_loss,
+            row_of_logits: finds_largest.then(|| (of.model.vocab_size * activations.size_in_bytes()) as u64),
+            table: of.kept.map_or(0, |kept| kept.table_bytes),
             resident: counter.resident_in_place(&of.stored, &levers, 0),
             of_operation: counter.weights_of_an_operation(&levers),
             is_evaluated: of.is_evaluated,
@@ -60,9 +73,10 @@ impl<'a> FrozenModel<'a> {
         [self.row(self.resident.resting + table)].into_iter().chain(self.states())
     }
 
-    /// The row of a teacher's states, from its pass to the end of the step.
+    /// The row of a teacher's states or largest logits, from its pass to the end of the step.
     pub fn states(&self) -> Option<CostRow> {
-        self.in_loss.map(|[_, states]| CostRow::new(TEACHER_STATES, states, "of the whole batch").at(MemorySpace::Host))
+        let name = if self.row_of_logits.is_some() { TEACHER_LOGITS } else { TEACHER_STATES };
+        self.in_loss.map(|[_, states]| CostRow::new(name, states, "of the whole batch").at(MemorySpace::Host))
     }
 
     /// The row while both models are loaded.
@@ -79,12 +93,17 @@ impl<'a> FrozenModel<'a> {
     ) -> (CostRow, Vec<NamedBytes>) {
         let samples = if self.is_evaluated { samples.max(evaluation_samples) } else { samples };
         let counted = self.counter.evaluation([samples, 0], loss_chunk_rows, AnswerShape::greedy(0));
-        let [tensors, _] =
+        let [mut tensors, _] =
             self.of_operation.map_or_else(|| counted.rows.clone(), |bytes| counted.beside_weights(bytes));
+        if let Some(row) = self.row_of_logits {
+            // Whole rows of logits, in place of the loss.
+            let rows = loss_chunk_rows.min(samples * self.counter.longest_target()) as u64;
+            tensors.iter_mut().filter(|held| held.name == LOSS).for_each(|held| held.bytes = rows * row);
+        }
         (self.row(self.resident.at_a_time), tensors)
     }
 
     fn row(&self, bytes: u64) -> CostRow {
-        CostRow::new(FROZEN_MODEL, bytes, &self.note).at(MemorySpace::Host)
+        CostRow::new(FROZEN_MODEL, bytes + self.table, &self.note).at(MemorySpace::Host)
     }
 }

@@ -82,6 +82,17 @@ pub struct Frozen<'a> {
     pub stored: StoredWeights,
     /// Whether evaluations ask it, too.
     pub is_evaluated: bool,
+    /// Its largest logits in a file, if it is a teacher that reads each sample once.
+    pub kept: Option<KeptLogits>,
+}
+
+/// Logits that a run keeps in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptLogits {
+    /// Bytes of the table of places in memory.
+    pub table_bytes: u64,
+    /// Bytes of the file.
+    pub file_bytes: u64,
 }
 
 /// The evaluation of a run.

@@ -49,6 +49,7 @@ mod rows;
 mod search;
 mod speed;
 mod step_parts;
+mod teacher;
 #[cfg(test)]
 mod testing;
 mod timeline;
@@ -64,7 +65,7 @@ pub use error::{Error, Result};
 pub use feed::Feed;
 pub use feeding::{DatasetResidency, Feeding};
 pub use files::files;
-pub use job::{Evaluation, Frozen, Inference, Job, Training, Wanted, Work, budget_of};
+pub use job::{Evaluation, Frozen, Inference, Job, KeptLogits, Training, Wanted, Work, budget_of};
 pub use lever::{Flag, Lever, Pins, Takes, Value, Values};
 pub use levers::{FEEDING_LEVERS, LEVERS, MICRO_BATCH_SAMPLES, RECORDED_MICRO_BATCHES, Step, lever_of_a_pin};
 pub use measurement::{MeasuredSizes, measure, measure_card};
@@ -82,6 +83,7 @@ pub use row_counts::RowCounts;
 #[cfg(feature = "datasets")]
 pub use rows::{Rows, RowsRead};
 pub use speed::{CardTimes, GraphTimes, LaunchTimes, MachineSpeed, Speed};
+pub use teacher::{SamplesRead, kept_logits};
 pub use timeline::{Moment, Timeline, timeline};
 pub use training::MAX_EVALUATED_TOGETHER;
 #[cfg(not(feature = "datasets"))]

@@ -20,6 +20,8 @@ pub const GRAPHS: Name = Name::new("graphs");
 pub const FROZEN_MODEL: Name = Name::new("frozen model");
 /// What a teacher's decoder made of a batch, until the loss.
 pub const TEACHER_STATES: Name = Name::new("teacher's states");
+/// A teacher's largest logits of a batch, until the end of the step.
+pub const TEACHER_LOGITS: Name = Name::new("teacher's logits");
 /// The optimizer's moments.
 pub const OPTIMIZER_STATE: Name = Name::new("optimizer state");
 /// Sums of gradients.

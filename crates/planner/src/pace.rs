@@ -4,14 +4,14 @@
 //! micro-batch is counted separately. No choice depends on the pace.
 
 use memory_policy::{MemorySnapshot, MemorySpace};
-use t5::Levers;
+use t5::{AnswerShape, Levers};
 use t5_ops::Calls;
 
 use crate::Plan;
-use crate::counted::StepCounter;
+use crate::counted::{Counter, StepCounter};
 use crate::error::Result;
 use crate::files::{StepIo, memory_beside};
-use crate::job::{Job, Work};
+use crate::job::{Job, Training, Work};
 use crate::kinds;
 use crate::prices::{MicroBatchOverhead, Prices, moving_time, relative_time};
 use crate::traffic::{Computed, Traffic};
@@ -69,8 +69,9 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
     let written = of_mean.written(&levers).in_micro_batches(micro_batches, of_mean.table_read(&levers));
     let reads_files = !levers.has_host_memory() || training.base.is_some();
     let step = StepEstimate { job, counter: &counter, levers, written, memory: memory_beside(now, plan) };
+    let before = seconds_before(job, training, (mean(|l| l.0), mean(|l| l.1)))?;
     let of_step = Pace {
-        step_seconds: step.seconds(&job.prices, lengths),
+        step_seconds: step.seconds(&job.prices, lengths).zip(before).map(|(of_step, before)| of_step + before),
         step_copy_wait_seconds: step.copy_wait_seconds(lengths),
         step_launch_seconds: step.launching_seconds(),
         step_written_bytes: written.total(),
@@ -81,6 +82,37 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
     };
     let traffic = Traffic::total(job.model, training, job.place)?;
     Ok(traffic.map_or(of_step, |traffic| step.with_sent(of_step, &traffic, lengths)))
+}
+
+/// Seconds of the forward passes before a step: of the model and its reference over answers that are compared, and of a teacher. `lengths` are
+/// those of a mean sample.
+#[expect(clippy::cast_precision_loss, reason = "samples are far below 2^53")]
+fn seconds_before(job: &Job<'_>, training: &Training<'_>, lengths: (usize, usize)) -> Result<Option<f64>> {
+    let options = training.options;
+    let (own, of_frozen) = match options.preference {
+        // Of rows with labels, each answer is compared with another one.
+        Some(of) => {
+            let answers = if of.loss.has_labels() { 2.0 } else { 1.0 };
+            let own = if of.loss.has_reference() && !of.has_reference_model { 2.0 } else { 1.0 };
+            (answers * own, answers)
+        }
+        // A teacher whose logits are kept reads a run's first epoch alone.
+        None => (0.0, if training.frozen.is_some_and(|of| of.kept.is_none()) { 1.0 } else { 0.0 }),
+    };
+    let arithmetic = |model: &t5::Config| -> Result<f64> {
+        let (dtype, activations) = (options.parameter_dtype(), options.precision.activations());
+        let counter = Counter::new(model, dtype, activations, lengths)?;
+        Ok(counter.evaluation([1, 0], ROWS_AT_A_TIME, AnswerShape::greedy(0)).multiply_adds[0])
+    };
+    let mut multiply_adds = 0.0;
+    if own > 0.0 {
+        multiply_adds += own * arithmetic(job.model)?;
+    }
+    if let Some(frozen) = training.frozen.filter(|_| of_frozen > 0.0) {
+        multiply_adds += of_frozen * arithmetic(frozen.model)?;
+    }
+    let samples = (job.samples * training.processes.shards_of_a_process()) as f64;
+    Ok(job.prices.multiply_add_ps.map(|ps| samples * multiply_adds * ps * 1e-12))
 }
 
 #[derive(Clone, Copy)]
@@ -196,6 +228,9 @@ impl StepEstimate<'_> {
     }
 }
 
+/// Rows of logits at a time in the arithmetic of a pass: any number has the same.
+const ROWS_AT_A_TIME: usize = 256;
+
 /// Samples of a step that are counted individually.
 const MAX_SAMPLES: usize = 256;
 
@@ -204,7 +239,6 @@ mod tests {
     use trainer::TrainerOptions;
 
     use super::*;
-    use crate::job::Training;
     use crate::lever::{Pins, Value};
     use crate::testing;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use candle_core::DType;
 use memory_policy::{Bytes, MemorySnapshot, plural};
-use planner::{Job, Pace, Plan, Prices};
+use planner::{Job, Pace, Plan, Prices, Work};
 use serde_json::{Value, json};
 use t5::ParameterSpec;
 use t5_ops::Calls;
@@ -36,6 +36,8 @@ pub struct RunPace {
     checkpoints: Option<u64>,
     /// Checkpoints that are on disk at a time.
     kept_checkpoints: u64,
+    /// Bytes of a teacher's logits.
+    logit_bytes: u64,
     /// Bytes of the model.
     model_bytes: u64,
     is_bf16: bool,
@@ -131,6 +133,10 @@ impl RunPace {
             cut: rows.map_or((0, 0, 0), |rows| (rows.lengths.len() as u64, rows.cut_sources, rows.cut_targets)),
             longest: job.longest,
             kept_checkpoints: config.checkpoint.keep_last as u64 + config.checkpoint.keep_best as u64 + 1,
+            logit_bytes: match &job.work {
+                Work::Training(training) => training.frozen.and_then(|of| of.kept).map_or(0, |kept| kept.file_bytes),
+                Work::Inference(_) => 0,
+            },
             model_bytes: elements * dtype.size_in_bytes() as u64,
             checkpoint_bytes: elements * dtype.size_in_bytes() as u64 + state.bytes,
             checkpoints: steps.map(|steps| checkpoints(config, steps, seconds)),
@@ -156,7 +162,7 @@ impl RunPace {
     pub fn disk_need(&self) -> DiskNeed {
         let checkpoints = self.checkpoints.unwrap_or(u64::MAX).min(self.kept_checkpoints);
         DiskNeed {
-            files: self.pace.step_written_bytes,
+            files: self.pace.step_written_bytes.saturating_add(self.logit_bytes),
             checkpoints: checkpoints.saturating_mul(self.checkpoint_bytes),
             model: self.model_bytes,
         }

@@ -81,13 +81,16 @@ pub use ops::attention::{
     attention_backward, attention_backward_needs, attention_needs, merge_attention, merge_attention_needs,
 };
 pub use ops::cross_entropy::{
-    CrossEntropy, IGNORED_LABEL, keeps_logits, linear_cross_entropy, linear_cross_entropy_backward,
-    linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_cross_entropy_passes,
+    CrossEntropy, IGNORED_LABEL, keeps_logits, linear_cross_entropies, linear_cross_entropy,
+    linear_cross_entropy_backward, linear_cross_entropy_backward_needs, linear_cross_entropy_needs,
+    linear_cross_entropy_passes, weighted_linear_cross_entropy_backward,
 };
 pub use ops::decoding::{
     Position, append, candidates, candidates_needs, copy_rows, join, largest, largest_needs, scores, scores_needs,
 };
-pub use ops::distillation::{Distillation, distillation_backward, distillation_needs};
+pub use ops::distillation::{
+    Distillation, TopLogits, distillation_backward, distillation_needs, top_distillation_backward,
+};
 pub use ops::dora::{adapted_row_norms, adapted_row_norms_needs, magnitude_backward, scale_columns};
 pub use ops::dropout::{Dropout, dropout, dropout_add, dropout_add_needs, dropout_key, dropout_needs};
 pub use ops::embedding::{embedding, embedding_backward, embedding_backward_needs, embedding_by_rows, embedding_needs};

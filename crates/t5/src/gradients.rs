@@ -246,6 +246,11 @@ impl<T: Ops> Gradients<T> {
 
     /// The accumulator, and whether to add to it. If not, this is its first use, and the caller must overwrite every element.
     /// `None` for a frozen parameter.
+    /// Whether a parameter has a gradient.
+    pub(crate) fn is_trained(&self, weight: &Weight<T>) -> bool {
+        self.slots[weight.index].trainable
+    }
+
     pub(crate) fn accumulator_or_empty(&mut self, weight: &Weight<T>) -> Result<Option<(T, bool)>> {
         if !self.slots[weight.index].trainable {
             return Ok(None);

@@ -1,7 +1,7 @@
 //! A micro-batch: some samples of an optimizer batch, padded to the longest of them.
 
 use candle_core::{Device, Tensor};
-use t5_ops::{Distillation, IGNORED_LABEL};
+use t5_ops::{Distillation, IGNORED_LABEL, TopLogits};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -32,10 +32,17 @@ pub struct MicroBatch<T = Tensor> {
 /// A teacher's view of a micro-batch.
 #[derive(Clone, Debug)]
 pub(crate) struct Taught<T> {
-    /// Its decoder's output (B, T, D').
-    pub states: T,
-    pub head: LogitHead<T>,
+    pub by: Teacher<T>,
     pub of: Distillation,
+}
+
+/// What a teacher says about a micro-batch.
+#[derive(Clone, Debug)]
+pub(crate) enum Teacher<T> {
+    /// Its decoder's output (B, T, D'), and the head that makes all logits of it.
+    States { states: T, head: LogitHead<T> },
+    /// The largest logits of each row (B T).
+    Top(TopLogits),
 }
 
 impl<T> MicroBatch<T> {
@@ -170,6 +177,13 @@ impl MicroBatch {
     #[must_use]
     pub fn with_answers(self, answers: Vec<u32>) -> MicroBatch {
         MicroBatch { answers, ..self }
+    }
+
+    /// The same micro-batch, where a step minimises `of` beside the largest logits of a teacher, a row of them for each position of the
+    /// rectangle of targets ([`T5::top_logits`](crate::T5::top_logits)).
+    #[must_use]
+    pub fn taught(self, by: TopLogits, of: Distillation) -> MicroBatch {
+        MicroBatch { taught: Some(Taught { by: Teacher::Top(by), of }), ..self }
     }
 
     /// The same micro-batch, computed as if the model had no adapter. Only for passes that train nothing.

@@ -16,7 +16,7 @@ use crate::layers::classifier::Classifier;
 use crate::layers::linear::Linear;
 use crate::layers::logit_head::LogitHead;
 use crate::layers::stack::Stack;
-use crate::micro_batch::{MicroBatch, Taught};
+use crate::micro_batch::{MicroBatch, Taught, Teacher};
 use crate::ops::Ops;
 use crate::pager::Pager;
 use crate::parameters::{PagingGranularity, Parameter, Part, Weight};
@@ -267,6 +267,9 @@ impl<T: Ops> Network<T> {
                 T::logit_cross_entropy(&logits, labels, self.logit_cap)
             }
         };
+        if self.reads_head_once(batch) {
+            return Ok(self.losses_together(&[(z, batch)], cx)?.swap_remove(0));
+        }
         let mut losses = Vec::new();
         for sample in 0..z.dims()[0] {
             let x = z.select(&[sample as u32])?;
@@ -278,6 +281,24 @@ impl<T: Ops> Network<T> {
             }
         }
         Ok(losses)
+    }
+
+    /// Whether one reading of the head gives the losses of all samples of a micro-batch.
+    pub fn reads_head_once(&self, batch: &MicroBatch<T>) -> bool {
+        self.head.adapter.is_none() && batch.answers.is_empty()
+    }
+
+    /// As [`Network::losses`], of several micro-batches together.
+    pub fn losses_together(&self, of: &[(&T, &MicroBatch<T>)], cx: &StepContext) -> Result<Vec<Vec<f64>>> {
+        let token_loss = cx.token_loss.alone();
+        let settings = CrossEntropy { token_loss, ..self.cross_entropy(1.0, cx.loss_chunk_rows) };
+        let rows = of.iter().map(|(z, _)| z.as_rows()).collect::<Result<Vec<T>>>()?; // (B T, D)
+        let sizes: Vec<usize> = of.iter().flat_map(|(z, _)| vec![z.dims()[1]; z.dims()[0]]).collect();
+        let labels: Vec<u32> = of.iter().flat_map(|(_, batch)| batch.labels.iter().copied()).collect();
+        let rows = T::joined(rows)?;
+        let losses = T::linear_cross_entropies(&rows, &self.head.weight, &labels, &sizes, &settings)?;
+        let mut losses = losses.into_iter();
+        Ok(of.iter().map(|(z, _)| losses.by_ref().take(z.dims()[0]).collect()).collect())
     }
 
     /// The rows of the last stack's output (B, T, D) that a classifier reads: all, or that of each source's last token as (B, 1, D).
@@ -341,6 +362,18 @@ impl<T: Ops> Network<T> {
         }
         if self.head.adapter.is_some() || batch.weights.is_some() {
             let weights = batch.weights.as_deref();
+            if self.head.adapter.is_none() && !grads.is_trained(&self.head.weight) {
+                let factors: Vec<f64> = (0..z.dims()[0])
+                    .map(|sample| weights.and_then(|all| all.get(sample)).copied().unwrap_or(1.0))
+                    .collect();
+                let settings = self.cross_entropy(1.0, cx.loss_chunk_rows);
+                let settings = CrossEntropy { token_loss: cx.token_loss, ..settings };
+                let head = &self.head.weight;
+                let rows = z.as_rows()?; // (B T, D)
+                let (loss, drows) =
+                    T::weighted_linear_cross_entropy_backward(&rows, head, labels, &factors, &settings)?;
+                return Ok((loss, drows.shaped(z.dims())?));
+            }
             let scale = |sample: usize| weights.map_or(gradient_scale, |all| all.get(sample).copied().unwrap_or(1.0));
             return self.head_backward_by_sample(&z, labels, (&scale, cx), noise, grads);
         }
@@ -413,7 +446,7 @@ impl<T: Ops> Network<T> {
         grads: &mut Gradients<T>,
     ) -> Result<(LossSums, T)> {
         let &[samples, length, width] = z.dims() else { unreachable!("an output has three dimensions") };
-        let (rows, states) = (z.as_rows()?, taught.states.as_rows()?); // (B T, D), (B T, D')
+        let rows = z.as_rows()?; // (B T, D)
         let dz = z.zeros(&[1, samples * length, width], z.dtype())?;
         let chunk = if self.head.adapter.is_some() { length } else { cx.loss_chunk_rows.max(1) };
         let mut loss = LossSums::default();
@@ -423,11 +456,20 @@ impl<T: Ops> Network<T> {
             let sample = first / length.max(1);
             let noise = Noise { samples: noise.samples.get(sample..=sample).unwrap_or_default(), ..*noise };
             let labels = labels.get(first..first + count).unwrap_or_default();
-            let teacher = taught.head.logits(&states.part(first, count)?)?;
+            let teacher = match &taught.by {
+                Teacher::States { states, head } => Some(head.logits(&states.as_rows()?.part(first, count)?)?),
+                Teacher::Top(_) => None,
+            };
             let x = rows.part(first, count)?.scaled(self.logit_scale)?;
             let (logits, narrow) = self.head.forward_keeping(&x, &noise)?;
-            let (of_chunk, dlogits) =
-                T::distillation_backward(logits, &teacher, labels, gradient_scale, taught.of, self.logit_cap)?;
+            let (scale, of, cap) = (gradient_scale, taught.of, self.logit_cap);
+            let (of_chunk, dlogits) = match (&taught.by, &teacher) {
+                (Teacher::Top(top), _) => {
+                    T::top_distillation_backward(logits, (top, first..first + count), labels, scale, of, cap)?
+                }
+                (_, Some(teacher)) => T::distillation_backward(logits, teacher, labels, scale, of, cap)?,
+                (_, None) => unreachable!("states have logits"),
+            };
             drop(teacher);
             loss += of_chunk;
             let dlogits = self.head.backward(dlogits)?;

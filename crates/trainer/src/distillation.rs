@@ -11,10 +11,13 @@ pub struct Distillation {
     pub alpha: f64,
     /// Logits of both are divided by this, above 0.
     pub temperature: f64,
+    /// The student learns from so many of the teacher's largest logits of each token; the others count as minus infinity. `None`: from all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<usize>,
 }
 
 impl From<Distillation> for t5_ops::Distillation {
-    fn from(Distillation { alpha, temperature }: Distillation) -> Self {
+    fn from(Distillation { alpha, temperature, .. }: Distillation) -> Self {
         Self { alpha, temperature }
     }
 }
@@ -28,6 +31,9 @@ impl Distillation {
         }
         if !(self.temperature.is_finite() && self.temperature > 0.0) {
             return Err(Error::invalid_option("distill.temperature", "a finite number above 0", self.temperature));
+        }
+        if self.top_k == Some(0) {
+            return Err(Error::invalid_option("distill.top_k", "at least 1", 0));
         }
         Ok(())
     }

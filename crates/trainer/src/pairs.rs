@@ -2,7 +2,7 @@
 //!
 //! Sample `2 i` is a chosen answer, sample `2 i + 1` the rejected one. Of rows with a label, sample `2 i` is the row's answer and sample
 //! `2 i + 1` that of the row before, as TRL pairs them; only the first takes part in the step. The pass computes the log-probability of each, under the model and
-//! without its adapter, and keeps no activations. Micro-batch-major it goes through the step's micro-batches one by one. Layer-major it
+//! without its adapter, and keeps no activations. Micro-batch-major it goes through the step's micro-batches, two at a time. Layer-major it
 //! takes all of them through each block together, so that weights in files are read once. A reference that is a model of its own computes
 //! one micro-batch at a time.
 
@@ -22,6 +22,22 @@ fn last_before(parallel: &Parallel, mine: Option<&Vec<u32>>) -> Result<Option<Ve
     let (before, after): (&[Vec<u8>], &[Vec<u8>]) = all.split_at(parallel.group().rank());
     let last = after.iter().chain(before).rfind(|said| !said.is_empty());
     Ok(last.map(|said| said.as_chunks().0.iter().map(|id| u32::from_le_bytes(*id)).collect()))
+}
+
+/// The micro-batches of a step, two at a time: the pass keeps no activations, so it has room for twice the samples, and reads weights that come
+/// one by one half as often. No pair is of two shards, so that bits do not depend on the number of processes. A reference that is a model of its
+/// own has room for one.
+fn joined(cut: &[Vec<usize>], shards: &[usize], preference: &Preference) -> Vec<Vec<usize>> {
+    let most = if preference.has_reference_model { 1 } else { 2 };
+    let shard_of = |samples: &Vec<usize>| {
+        let mut end = 0;
+        shards.iter().position(|shard| {
+            end += shard;
+            samples.first().is_some_and(|sample| *sample < end)
+        })
+    };
+    let of_shards = cut.chunk_by(|one, other| shard_of(one) == shard_of(other));
+    of_shards.flat_map(|of_shard| of_shard.chunks(most).map(<[Vec<usize>]>::concat)).collect()
 }
 
 impl Trainer {
@@ -78,7 +94,13 @@ impl Trainer {
         let pairs = Batch { sources: &sources, targets: &targets };
         let shards: Vec<usize> = shards.iter().map(|rows| 2 * rows).collect();
         let (cut, _) = self.cut_of_shards(&pairs, &shards, plan);
-        self.compare(preference, (&pairs, labels), (&cut, 2 * first_row), plan, interrupted)
+        self.compare(
+            preference,
+            (&pairs, labels),
+            (&joined(&cut, &shards, preference), 2 * first_row),
+            plan,
+            interrupted,
+        )
     }
 
     /// The weight of each sample of a step of this process, where the loss is one of preferences or of rankings. `None` if `interrupted`
@@ -101,7 +123,7 @@ impl Trainer {
         }
         let Some(of) = &self.options.preference else { return Ok(Some(Weighed::default())) };
         let compared = match of.loss.has_labels() {
-            false => self.compare(of, (batch, &[]), (cut, first_sample), plan, interrupted),
+            false => self.compare(of, (batch, &[]), (&joined(cut, shards, of), first_sample), plan, interrupted),
             true => self.compare_mismatched(of, (batch, labels.desirable), (shards, first_sample), plan, interrupted),
         };
         let Some(mine) = compared.transpose() else { return Ok(None) };

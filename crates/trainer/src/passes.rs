@@ -3,6 +3,7 @@
 
 use candle_core::Tensor;
 use t5::{MicroBatch, StepContext};
+use t5_ops::TopLogits;
 
 use crate::contrastive::ContrastiveStats;
 use crate::error::{Error, Result};
@@ -11,15 +12,27 @@ use crate::ranking::RowLabels;
 use crate::stats::StepStats;
 use crate::trainer::{Batch, StepPlan, Trainer, gather};
 
+/// What a teacher says about a micro-batch.
+enum Taught {
+    /// Its decoder's output.
+    States(Tensor),
+    /// Its largest logits.
+    Top(TopLogits),
+}
+
 /// What the passes before a step found.
 pub(crate) struct Known {
     weighed: Weighed,
     /// The loss of the vectors, and its gradient by each vector of this process.
     pulled: Option<(ContrastiveStats, Vec<f64>)>,
-    /// The teacher's states of each micro-batch.
-    taught: Option<Vec<Tensor>>,
+    /// What the teacher says about each micro-batch.
+    taught: Option<Vec<Taught>>,
     /// The factor of each class in the loss of a classifier.
     class_factors: Option<Vec<f64>>,
+}
+
+fn said<T>(all: Vec<T>, of: fn(T) -> Taught) -> Vec<Taught> {
+    all.into_iter().map(of).collect()
 }
 
 impl Known {
@@ -56,10 +69,22 @@ impl Trainer {
         };
         let taught = match self.options.distillation {
             None => None,
-            Some(_) => match self.teacher_states(batch, cut, interrupted).transpose() {
-                None => return Ok(None),
-                Some(states) => Some(states.map_err(Error::before_any_change)?),
-            },
+            Some(of) => {
+                let said = match of.top_k {
+                    None => {
+                        self.teacher_states(batch, cut, interrupted).map(|all| all.map(|all| said(all, Taught::States)))
+                    }
+                    Some(count) => {
+                        let numbers = (count, plan.levers.loss_chunk_rows);
+                        let all = self.teacher_logits(batch, cut, numbers, interrupted);
+                        all.map(|all| all.map(|all| said(all, Taught::Top)))
+                    }
+                };
+                match said.map_err(Error::before_any_change)? {
+                    None => return Ok(None),
+                    said => said,
+                }
+            }
         };
         Ok(Some(Known { weighed, pulled, taught, class_factors }))
     }
@@ -73,11 +98,12 @@ impl Trainer {
     ) -> Result<Vec<MicroBatch>> {
         let teacher = self.frozen.as_ref().zip(self.options.distillation);
         let pulled = known.pulled.as_ref().zip(self.options.contrastive.as_ref());
-        let mut states = known.taught.take().into_iter().flatten();
+        let mut said = known.taught.take().into_iter().flatten();
         let gathered = cut.iter().map(|samples| {
             let micro_batch = gather(batch, samples, first_sample, &self.model)?;
-            let micro_batch = match (teacher, states.next()) {
-                (Some((teacher, of)), Some(states)) => teacher.teach(micro_batch, states, of.into()),
+            let micro_batch = match (teacher, said.next()) {
+                (Some((teacher, of)), Some(Taught::States(states))) => teacher.teach(micro_batch, states, of.into()),
+                (Some((_, of)), Some(Taught::Top(top))) => micro_batch.taught(top, of.into()),
                 _ => micro_batch,
             };
             let micro_batch = match &known.class_factors {

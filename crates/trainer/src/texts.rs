@@ -114,15 +114,24 @@ impl Trainer {
         let Some(parallel) = self.parallel() else {
             return mine.map(|mine| (0..mine.len(), mine)).map(|(range, mine)| (mine, range));
         };
-        let mut said = vec![u8::from(mine.is_err())];
-        said.extend(mine.as_ref().into_iter().flatten().flat_map(|value| value.to_le_bytes()));
+        let said = mine.map(|mine| mine.iter().flat_map(|value| value.to_le_bytes()).collect());
+        let all = self.bytes_of_all(said)?;
+        let rank = parallel.group().rank();
+        let [before, count] = [&all[..rank], &all[rank..=rank]]
+            .map(|of| of.iter().map(|said| said.len() / size_of::<f64>()).sum::<usize>());
+        let values = all.iter().flat_map(|said| said.as_chunks().0).map(|value| f64::from_le_bytes(*value));
+        Ok((values.collect(), before..before + count))
+    }
+
+    /// Some bytes of all processes in their order. If a process failed, all do.
+    pub(crate) fn bytes_of_all(&self, mine: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
+        let Some(parallel) = self.parallel() else { return mine.map(|mine| vec![mine]) };
+        let said = [&[u8::from(mine.is_err())], mine.as_deref().unwrap_or_default()].concat();
         let all = parallel.group().gather(&said).map_err(Error::from)?;
-        let count = mine?.len();
+        mine?;
         if all.iter().any(|said| said[0] != 0) {
             return Err(Error::DeviceMemoryElsewhere);
         }
-        let before: usize = all[..parallel.group().rank()].iter().map(|said| said.len() / size_of::<f64>()).sum();
-        let values = all.iter().flat_map(|said| said[1..].as_chunks().0).map(|value| f64::from_le_bytes(*value));
-        Ok((values.collect(), before..before + count))
+        Ok(all.into_iter().map(|said| said[1..].to_vec()).collect())
     }
 }

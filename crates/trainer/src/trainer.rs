@@ -29,6 +29,7 @@
 mod cutting;
 mod frozen;
 
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::rc::Rc;
 
@@ -38,6 +39,7 @@ use t5::{Files, Gradients, Head, Levers, MicroBatch, StepContext, T5};
 use t5_ops::TokenLoss;
 
 use crate::error::{Error, Result};
+use crate::kept_logits::KeptLogits;
 use crate::optimizer::Optimizer;
 use crate::options::{MasterWeights, TrainerOptions};
 use crate::parallel::{Parallel, Sharding, Share};
@@ -81,6 +83,8 @@ pub struct Trainer {
     parallel: Option<Parallel>,
     /// A model beside the trained one, which is only read.
     pub(crate) frozen: Option<Rc<T5>>,
+    /// The file in which a teacher's largest logits are kept.
+    kept_logits: Option<RefCell<KeptLogits>>,
     step: u64,
     non_finite_in_a_row: u32,
     last_score: Option<Score>,
@@ -132,6 +136,7 @@ impl Trainer {
             offload: Files::in_directory(&std::env::temp_dir()),
             parallel: None,
             frozen: None,
+            kept_logits: None,
             step: 0,
             non_finite_in_a_row: 0,
             last_score: None,

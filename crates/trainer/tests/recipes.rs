@@ -20,8 +20,8 @@ use trainer::lion::LionOptions;
 use trainer::preference::{Preference, PreferenceLoss};
 use trainer::schedule::{Schedule, ScheduleKind};
 use trainer::{
-    Batch, LayerMajor, Levers, OptimizerOptions, Parallel, Precision, Sharding, StepOutcome, StepPlan, Trainer,
-    TrainerOptions,
+    Batch, KeptLogits, KeptLogitsOf, LayerMajor, Levers, OptimizerOptions, Parallel, Precision, Sharding, StepOutcome,
+    StepPlan, Trainer, TrainerOptions,
 };
 
 use self::device::device;
@@ -91,6 +91,7 @@ fn options(case: &Value) -> TrainerOptions {
     let distillation = case["recipe"]["distill.teacher"].as_str().map(|_| Distillation {
         alpha: number("distill.alpha").unwrap(),
         temperature: number("distill.temperature").unwrap(),
+        top_k: case["recipe"]["distill.top_k"].as_u64().map(|count| count as usize),
     });
     TrainerOptions {
         distillation,
@@ -188,16 +189,33 @@ fn each_recipe(check: impl Fn((usize, &str, &Value), &Value, &[Value])) {
     }
 }
 
-/// Makes steps of a recipe by processes, which are threads here, in two shards. Returns the bits of each process's parameters.
+/// Keeps a teacher's largest logits in a file, if the recipe needs no more. One process `writes` it.
+fn keep_logits(trainer: &mut Trainer, file: &Path, writes: bool) {
+    let Some(count) = trainer.options().distillation.and_then(|of| of.top_k) else { return };
+    let of = KeptLogitsOf { count, dtype: DType::F64, depends_on: "teacher".into(), samples: 20 };
+    trainer.keep_logits(KeptLogits::open(file, of, writes).unwrap());
+}
+
+fn bits(trainer: &Trainer) -> Vec<u64> {
+    let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
+    let parameters = trainer.model().parameters().iter();
+    parameters.flat_map(|parameter| values(&parameter.tensor)).map(f64::to_bits).collect()
+}
+
+/// Makes steps of a recipe by processes, which are threads here, in two shards. Returns the bits of each process's parameters. `kept` is a file
+/// for a teacher's logits.
 fn steps_in_two_shards(
     processes: usize,
     of: (usize, &str, &Value),
     (base, batches): (&Value, &[Value]),
-    steps: usize,
+    (steps, kept): (usize, Option<&Path>),
 ) -> Vec<Vec<u64>> {
     threads::run(processes, |group| {
         let rank = group.rank();
         let mut trainer = trainer(base, of.2);
+        if let Some(kept) = kept {
+            keep_logits(&mut trainer, kept, rank == 0);
+        }
         let parallel = Parallel::new(group, Some(2)).unwrap();
         let shards = parallel.shards();
         trainer.join(parallel, if processes == 1 { Sharding::None } else { Sharding::Gradients }).unwrap();
@@ -207,9 +225,7 @@ fn steps_in_two_shards(
             let mine: Vec<_> = shards.owned_by(rank).map(|shard| shards.positions(shard, rows)).collect();
             check_step(&mut trainer, of, step, batch, &mine);
         }
-        let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
-        let parameters = trainer.model().parameters().iter();
-        parameters.flat_map(|parameter| values(&parameter.tensor)).map(f64::to_bits).collect()
+        bits(&trainer)
     })
 }
 
@@ -228,8 +244,49 @@ fn fifty_steps_of_each_recipe_are_those_of_torch() {
 #[test]
 fn two_processes_make_the_steps_of_torch_and_the_bits_of_one() {
     each_recipe(|of, base, batches| {
-        let [one, two] = [1, 2].map(|processes| steps_in_two_shards(processes, of, (base, batches), 12));
+        let [one, two] = [1, 2].map(|processes| steps_in_two_shards(processes, of, (base, batches), (12, None)));
         // The numbers would be too many to print.
+        assert!(two.iter().all(|bits| *bits == one[0]), "{}", of.1);
+    });
+}
+
+#[test]
+fn a_teacher_whose_logits_are_kept_reads_each_sample_once_and_teaches_the_same() {
+    each_recipe(|of, base, batches| {
+        if options(of.2).distillation.is_none_or(|distillation| distillation.top_k.is_none()) {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("logits");
+        let length = || fs::metadata(&file).unwrap().len();
+        let step = |trainer: &mut Trainer, step: usize| {
+            let batch = &batches[step % batches.len()];
+            let rows = batch["sources"].as_array().unwrap().len();
+            check_step(trainer, of, step, batch, std::slice::from_ref(&(0..rows)));
+        };
+        let mut whole = trainer(base, of.2);
+        keep_logits(&mut whole, &file, true);
+        let lengths: Vec<u64> = (0..STEPS as usize)
+            .map(|number| {
+                step(&mut whole, number);
+                length()
+            })
+            .collect();
+        let epoch = batches.len();
+        assert!(lengths[..epoch].is_sorted_by(|a, b| a < b) && lengths[epoch - 1] == *lengths.last().unwrap());
+        // A process that was killed between the writes of a step's samples leaves a part of them.
+        for left in [0, lengths[1] + 1, lengths[2] - 1, lengths[epoch - 1]] {
+            let mut again = trainer(base, of.2);
+            fs::File::options().write(true).open(&file).unwrap().set_len(left).unwrap();
+            keep_logits(&mut again, &file, true);
+            (0..STEPS as usize).for_each(|number| step(&mut again, number));
+            assert!(bits(&again) == bits(&whole), "{}: {left}", of.1);
+            assert_eq!(length(), lengths[epoch - 1]);
+        }
+        let [one, two] = [1, 2].map(|processes| {
+            let kept = directory.path().join(format!("logits-{processes}"));
+            steps_in_two_shards(processes, of, (base, batches), (12, Some(&kept)))
+        });
         assert!(two.iter().all(|bits| *bits == one[0]), "{}", of.1);
     });
 }

@@ -100,12 +100,20 @@ fn unfit(error: row_files::Error, config: &Config) -> Failure {
             let listed = row_files::listed(columns);
             Failure::unusable(error.to_string()).hint(format!("set `data.text_column` to one of: {listed}"))
         }
+        columns if config.preference.is_some() => {
+            let keys = match config.preference.is_some_and(|of| of.loss.has_labels()) {
+                true => "`data.prompt_column`, `data.response_column` and `data.label_column`",
+                false => "`data.prompt_column`, `data.chosen_column` and `data.rejected_column`",
+            };
+            let hint = format!("the file has {}; set {keys}, see docs/preferences.md", row_files::listed(columns));
+            Failure::unusable(error.to_string()).hint(hint)
+        }
         columns => {
             let has_both = PREFERENCE.iter().all(|name| columns.iter().any(|column| column == name));
             let failure = Failure::from(error).hint(
                 "recognised by name: prompt and response, messages, instruction and output, question and answer; see docs/data.md",
             );
-            if !has_both || config.data.chosen.preference.is_some() {
+            if !has_both {
                 return failure;
             }
             failure.hint(

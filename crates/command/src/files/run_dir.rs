@@ -7,6 +7,7 @@
 //! OUTPUT/report.html     the run as a page
 //! OUTPUT/events.out.tfevents.0.train_low_mem   the same numbers for TensorBoard
 //! OUTPUT/base-nf4/       the quantised base of an adapter
+//! OUTPUT/teacher-logits  logits of a teacher that reads each row once
 //! OUTPUT/checkpoints/    step-00000100, ...
 //! OUTPUT/model/          the finished model
 //! OUTPUT/adapter/        or the finished adapter, where one is trained
@@ -29,6 +30,7 @@ use trainer::checkpoint::{self, CHECKPOINTS_DIRECTORY, OWN_FILES};
 use crate::config::Values;
 use crate::failure::{Failure, Outcome};
 use crate::files::assets;
+use crate::model::teacher_logits;
 use crate::screen::{report, shell_words};
 
 /// The config as resolved.
@@ -109,7 +111,19 @@ pub fn read_finished(run: &Path) -> Option<Value> {
 
 /// Whether this is the name of a file or directory of a run, at any depth.
 pub fn is_own_name(name: &OsStr) -> bool {
-    let named = [LOCK_FILE, CHECKPOINTS_DIRECTORY, RESOLVED, PAGE_MAP, METRICS, PAGE, EVENTS, FINISHED, MODEL, ADAPTER];
+    let named = [
+        LOCK_FILE,
+        CHECKPOINTS_DIRECTORY,
+        RESOLVED,
+        PAGE_MAP,
+        METRICS,
+        PAGE,
+        EVENTS,
+        FINISHED,
+        MODEL,
+        ADAPTER,
+        teacher_logits::FILE,
+    ];
     let others = BASES.into_iter().chain(assets::names()).chain(CONVERTED_ROWS).chain(UNPACKED);
     named.into_iter().chain(others).any(|own| name == own)
         || checkpoint::is_own_name(name)

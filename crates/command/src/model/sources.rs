@@ -38,6 +38,12 @@ impl Sources {
         Ok(Sources(sources))
     }
 
+    /// The digests of a source's files, one after the other.
+    pub fn digests(&self, source: &str) -> String {
+        let files = self.0.get(source).into_iter().flatten();
+        files.map(|(name, digest)| format!("{name} {} ", digest.sha256)).collect()
+    }
+
     /// Adds the sources to an identity.
     pub fn add_to(&self, identity: &mut Value) {
         let digests = |files: &FileDigests| -> Value {

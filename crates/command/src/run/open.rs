@@ -129,6 +129,14 @@ impl Opened {
         };
         let of_frozen = config.frozen.as_ref();
         let frozen = of_frozen.map(|of| Frozen::open(of, (&model, &tokenizer), &device)).transpose()?;
+        if let Some(count) = config.distillation.and_then(|of| of.top_k).filter(|count| *count > model.vocab_size) {
+            let given = config.values.origin("distill.top_k");
+            return Err(Failure::usage(format!(
+                "`distill.top_k` ({given}) is {count}, and the vocabulary has {} entries",
+                model.vocab_size
+            ))
+            .hint("leave it out to learn from all logits"));
+        }
         let columns = reading.objective.columns();
         let open = |files: &[PathBuf], page_map: Option<KeptPageMap>| -> Outcome<Arc<Dataset>> {
             let options = DatasetOptions {

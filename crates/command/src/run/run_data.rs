@@ -9,6 +9,7 @@ use run_plan::pace::SampledRows;
 
 use crate::config::Config;
 use crate::data::survival::Survival;
+use crate::model::teacher_logits;
 use crate::run::open::{self, Opened};
 
 /// Places of the run from which rows are read.
@@ -33,12 +34,13 @@ pub fn describe<'a>(config: &Config, opened: &'a Opened, loader: &'a DataLoader)
         model: &of.config,
         stored: of.stored,
         is_evaluated: config.preference.is_some(),
+        kept: teacher_logits::planned(config, opened),
     });
     RunData { feed, evaluated, stored: opened.stored, frozen }
 }
 
 /// The number of rows that the run reads.
-fn rows_read(config: &Config, rows: u64) -> RowsRead {
+pub fn rows_read(config: &Config, rows: u64) -> RowsRead {
     let (train, batch_samples) = (&config.train, config.train.batch_size as u64);
     let of_epochs = train.epochs.map_or(u64::MAX, |epochs| epochs.saturating_mul(rows));
     let of_steps = train.max_steps.map_or(u64::MAX, |steps| steps.saturating_mul(batch_samples));

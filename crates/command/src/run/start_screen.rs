@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::data::objective;
 use crate::failure::Outcome;
 use crate::machine::processes;
+use crate::model::teacher_logits;
 use crate::run::bits::Kernels;
 use crate::run::open::Opened;
 use crate::screen::progress::rate;
@@ -27,7 +28,7 @@ pub fn text(config: &Config, opened: &Opened, options: &TrainerOptions, done: u6
         opened.model.lora.as_ref().map(|lora| ("Adapter", adapter(lora))),
         Some(("Data", data(config, opened))),
         opened.reading.texts_in_words().map(|words| ("Texts", words)),
-        Some(("Recipe", recipe(config, options, total))),
+        Some(("Recipe", recipe(config, opened, options, total))),
         groups(opened, options)?.map(|words| ("Groups", words)),
         Some(("Length", length(config, opened, done, total))),
         Some(("Device", device(&Kernels::of_this_process(&opened.device), opened.why_device.as_deref()))),
@@ -178,7 +179,7 @@ fn rate_jumps(before: &TrainerOptions, now: &TrainerOptions, done: u64) -> Optio
     })
 }
 
-fn recipe(config: &Config, options: &TrainerOptions, total: u64) -> String {
+fn recipe(config: &Config, opened: &Opened, options: &TrainerOptions, total: u64) -> String {
     let (optimizer, train) = (&config.optimizer, &config.train);
     let learning_rate = match optimizer.learning_rate {
         Some(configured) => learning_rate(configured, &options.schedule, total),
@@ -202,9 +203,14 @@ fn recipe(config: &Config, options: &TrainerOptions, total: u64) -> String {
         let rows = if of.loss.has_labels() { "labels" } else { "pairs" };
         format!("; minimises {} of {rows}, beta {}", of.loss.name().to_uppercase(), of.beta)
     });
-    let distillation = config
-        .distillation
-        .map(|of| format!("; learns {} of the loss from a teacher, at temperature {}", of.alpha, of.temperature));
+    let distillation = config.distillation.map(|of| {
+        let logits = of.top_k.map_or_else(|| "a teacher".to_owned(), |count| format!("{count} logits of a teacher"));
+        let kept = teacher_logits::planned(config, opened);
+        let kept = kept.map_or_else(String::new, |kept| {
+            format!(", kept in {} of {} at most", teacher_logits::FILE, memory_policy::Bytes(kept.file_bytes))
+        });
+        format!("; learns {} of the loss from {logits}, at temperature {}{kept}", of.alpha, of.temperature)
+    });
     let frozen = config.frozen.as_ref().map(|frozen| format!("; {}: {}", frozen.called, frozen.named.display()));
     let beside = [share, z_loss, preference, distillation, frozen].into_iter().flatten().collect::<String>();
     format!(

@@ -11,7 +11,8 @@ use crate::failure::{Failure, Outcome};
 pub fn from_values(values: &Values) -> Option<Distillation> {
     values.text("distill.teacher")?;
     let [alpha, temperature] = ["alpha", "temperature"].map(|name| values.required_number(&format!("distill.{name}")));
-    Some(Distillation { alpha, temperature })
+    let top_k = values.integer("distill.top_k").and_then(|count| usize::try_from(count).ok());
+    Some(Distillation { alpha, temperature, top_k })
 }
 
 /// The share of a teacher.
@@ -20,7 +21,7 @@ pub static LOSS: Loss = Loss {
     setting: "`distill.teacher`",
     has_no_terms: ["`distill.teacher`", "is for the cross-entropy alone"],
     has_dropout: true,
-    keys: (&["distill.alpha", "distill.temperature"], "it is for `distill.teacher`"),
+    keys: (&["distill.alpha", "distill.temperature", "distill.top_k"], "it is for `distill.teacher`"),
     is_chosen: |config| config.distillation.is_some(),
     check,
 };

@@ -244,6 +244,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("distill.teacher", Name, NONE, "\"none\"", "larger model of the same vocabulary whose logits a student learns, read from its files: a Hugging Face directory, a run, or a hub id in the local cache; none: no teacher"),
     key("distill.alpha", Number(0.0, 1.0), &[], "0.5", "share of the teacher in the loss; the cross-entropy has the rest"),
     key("distill.temperature", Number(1e-3, 1e6), &[], "2.0", "logits of student and teacher are divided by this"),
+    key("distill.top_k", Integer(1, 1 << 20), NONE, "\"none\"", "learn from so many of the teacher's largest logits of each token alone; a run that reads rows again keeps them in OUTPUT/teacher-logits if that costs less than the teacher, within memory.disk_writes; none: from all logits"),
 
     key("ranking.loss", OneOf(&RANKING_LOSSES), &[], "\"monot5\"", "loss of rankings: monot5 (one of two answers for each text), or RankT5's, of the logit of one token: pointwise, pairwise, or softmax over the list"),
     key("ranking.answers", Parts, &[], "[]", "tokens that a score is made of; empty: true and false for monot5, or else <extra_id_10>"),

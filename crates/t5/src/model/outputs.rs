@@ -1,13 +1,14 @@
 //! The outputs of models that make no text: vectors of an encoder, and the outputs of a classifier.
 
 use candle_core::{DType, Device, Tensor};
-use t5_ops::Distillation;
+use t5_ops::{Distillation, TopLogits};
 
 use super::T5;
 use crate::config::Config;
 use crate::context::StepContext;
 use crate::error::Result;
-use crate::micro_batch::{MicroBatch, Taught, pad};
+use crate::micro_batch::{MicroBatch, Taught, Teacher, pad};
+use crate::ops::Ops;
 use crate::pooling::Pooling;
 use crate::step::inference::infer;
 use crate::step::schedule::Outline;
@@ -104,7 +105,23 @@ impl T5 {
     /// ([`T5::states`]).
     #[must_use]
     pub fn teach(&self, batch: MicroBatch, states: Tensor, of: Distillation) -> MicroBatch {
-        MicroBatch { taught: Some(Taught { states, head: self.network.logit_head(), of }), ..batch }
+        let by = Teacher::States { states, head: self.network.logit_head() };
+        MicroBatch { taught: Some(Taught { by, of }), ..batch }
+    }
+
+    /// The `count` largest logits of each row of `states` (B, T, D), which [`T5::states`] made. Logits exist for `chunk_rows` rows at a time.
+    ///
+    /// # Errors
+    /// An operation fails, a weight cannot be read, or the vocabulary has fewer entries.
+    pub fn top_logits(&self, states: &Tensor, count: usize, chunk_rows: usize) -> Result<TopLogits> {
+        let (rows, head) = (Ops::as_rows(states)?, self.network.logit_head());
+        let (all, chunk) = (rows.dims()[0], chunk_rows.max(1));
+        let of_chunk = |first: usize| -> Result<TopLogits> {
+            let logits = head.logits(&Ops::part(&rows, first, chunk.min(all - first))?)?;
+            Ok(TopLogits::of_logits(&logits, count)?)
+        };
+        let parts: Vec<TopLogits> = (0..all).step_by(chunk).map(of_chunk).collect::<Result<_>>()?;
+        Ok(TopLogits::concatenated(&parts)?)
     }
 
     /// The outputs of a classifier, row after row: for each source, or for each position of the padded rectangle.

@@ -1,9 +1,11 @@
 //! The implementor of operations that computes: candle's tensors and the kernels of [`t5_ops`].
 
+use std::ops::Range;
+
 use candle_core::{DType, Tensor};
 use t5_ops::{
     Activation, AddedProduct, CrossEntropy, Distillation, Dropout, LossSums, Quantised, RelativePosition, Rope,
-    TokenLoss, Weight,
+    TokenLoss, TopLogits, Weight,
 };
 
 use super::files::Files;
@@ -247,6 +249,28 @@ impl Ops for Tensor {
         weight.into().with(|weight| t5_ops::linear_cross_entropy_backward(x, weight, labels, settings, dweight))
     }
 
+    fn linear_cross_entropies<'a>(
+        x: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
+        labels: &[u32],
+        sizes: &[usize],
+        settings: &CrossEntropy,
+    ) -> Result<Vec<f64>> {
+        weight.into().with(|weight| t5_ops::linear_cross_entropies(x, weight, labels, sizes, settings))
+    }
+
+    fn weighted_linear_cross_entropy_backward<'a>(
+        x: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
+        labels: &[u32],
+        factors: &[f64],
+        settings: &CrossEntropy,
+    ) -> Result<(LossSums, Self)> {
+        weight
+            .into()
+            .with(|weight| t5_ops::weighted_linear_cross_entropy_backward(x, weight, labels, factors, settings))
+    }
+
     fn logit_cross_entropy(logits: &Self, labels: &[u32], soft_cap: Option<f64>) -> Result<f64> {
         Ok(t5_ops::logit_cross_entropy(logits, labels, soft_cap)?)
     }
@@ -270,6 +294,18 @@ impl Ops for Tensor {
         soft_cap: Option<f64>,
     ) -> Result<(LossSums, Self)> {
         Ok(t5_ops::distillation_backward(logits, teacher, labels, gradient_scale, of, soft_cap)?)
+    }
+
+    fn top_distillation_backward(
+        logits: Self,
+        (teacher, rows): (&TopLogits, Range<usize>),
+        labels: &[u32],
+        gradient_scale: f64,
+        of: Distillation,
+        soft_cap: Option<f64>,
+    ) -> Result<(LossSums, Self)> {
+        let teacher = teacher.rows(rows.start, rows.len())?;
+        Ok(t5_ops::top_distillation_backward(logits, &teacher, labels, gradient_scale, of, soft_cap)?)
     }
 
     fn adapted_row_norms(weight: Matrix<Self>, a: &Self, b: &Self, scale: f64) -> Result<Self> {

@@ -7,12 +7,13 @@ mod calls;
 mod files;
 mod ledger;
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use candle_core::DType;
 use t5_ops::{
     Activation, AttentionSizes, CrossEntropy, Distillation, Dropout, LossSums, Mask, Needs, Path, RelativePosition,
-    Rope, TokenLoss,
+    Rope, TokenLoss, TopLogits,
 };
 
 use super::{Attended, AttentionSettings, Files, Matrix, NormWeight, Ops, Position};
@@ -436,6 +437,42 @@ impl Ops for Counted {
         Ok((LossSums::default(), dx))
     }
 
+    fn linear_cross_entropies<'a>(
+        x: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
+        labels: &[u32],
+        sizes: &[usize],
+        settings: &CrossEntropy,
+    ) -> Result<Vec<f64>> {
+        let weight = weight.into();
+        if x.path() == Path::Cpu {
+            Self::linear_cross_entropy(x, weight, labels, settings)?;
+        } else {
+            for size in sizes {
+                Self::linear_cross_entropy(&x.part(0, *size)?, Matrix { ..weight }, labels, settings)?;
+            }
+        }
+        Ok(vec![0.0; sizes.len()])
+    }
+
+    fn weighted_linear_cross_entropy_backward<'a>(
+        x: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
+        labels: &[u32],
+        factors: &[f64],
+        settings: &CrossEntropy,
+    ) -> Result<(LossSums, Self)> {
+        let weight = weight.into();
+        if x.path() == Path::Cpu {
+            return Self::linear_cross_entropy_backward(x, weight, labels, settings, None);
+        }
+        let (dx, size) = (x.like(), x.rows() / factors.len().max(1));
+        for _ in factors {
+            Self::linear_cross_entropy_backward(&x.part(0, size)?, Matrix { ..weight }, labels, settings, None)?;
+        }
+        Ok((LossSums::default(), dx))
+    }
+
     fn logit_cross_entropy(logits: &Self, _: &[u32], soft_cap: Option<f64>) -> Result<f64> {
         logits.loses(t5_ops::logit_cross_entropy_needs(logits.path(), logits.elements(), logits.dtype, soft_cap));
         Ok(0.0)
@@ -455,6 +492,18 @@ impl Ops for Counted {
     fn distillation_backward(
         logits: Self,
         _: &Self,
+        _: &[u32],
+        _: f64,
+        _: Distillation,
+        soft_cap: Option<f64>,
+    ) -> Result<(LossSums, Self)> {
+        logits.loses(t5_ops::distillation_needs(logits.path(), logits.elements(), logits.dtype, soft_cap));
+        Ok((LossSums::default(), logits))
+    }
+
+    fn top_distillation_backward(
+        logits: Self,
+        _: (&TopLogits, Range<usize>),
         _: &[u32],
         _: f64,
         _: Distillation,

@@ -13,6 +13,7 @@ mod files;
 mod offload_store;
 
 use std::fmt::Debug;
+use std::ops::Range;
 
 use candle_core::{DType, Tensor};
 pub(crate) use counted::{Counted, Ledger, Work};
@@ -21,6 +22,7 @@ pub(crate) use t5_ops::Kept;
 pub(crate) use t5_ops::Position;
 use t5_ops::{
     Activation, CrossEntropy, Distillation, Dropout, LossSums, Mask, Quantisation, RelativePosition, Rope, TokenLoss,
+    TopLogits,
 };
 
 use crate::error::Result;
@@ -279,6 +281,26 @@ pub trait Ops: Clone + Debug + Sized {
     ) -> Result<(LossSums, Self)>
     where
         Self: 'a;
+    /// [`Ops::linear_cross_entropy`] of each group of rows, of these sizes.
+    fn linear_cross_entropies<'a>(
+        x: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
+        labels: &[u32],
+        sizes: &[usize],
+        settings: &CrossEntropy,
+    ) -> Result<Vec<f64>>
+    where
+        Self: 'a;
+    /// [`Ops::linear_cross_entropy_backward`] without a gradient of the weight, each group of rows with a factor. Groups are equally large.
+    fn weighted_linear_cross_entropy_backward<'a>(
+        x: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
+        labels: &[u32],
+        factors: &[f64],
+        settings: &CrossEntropy,
+    ) -> Result<(LossSums, Self)>
+    where
+        Self: 'a;
 
     /// The cross-entropy of logits (.., V), all of which exist at once, after a soft cap.
     fn logit_cross_entropy(logits: &Self, labels: &[u32], soft_cap: Option<f64>) -> Result<f64>;
@@ -294,6 +316,15 @@ pub trait Ops: Clone + Debug + Sized {
     fn distillation_backward(
         logits: Self,
         teacher: &Self,
+        labels: &[u32],
+        gradient_scale: f64,
+        of: Distillation,
+        soft_cap: Option<f64>,
+    ) -> Result<(LossSums, Self)>;
+    /// As [`Ops::distillation_backward`], beside some rows of a teacher's largest logits.
+    fn top_distillation_backward(
+        logits: Self,
+        teacher: (&TopLogits, Range<usize>),
         labels: &[u32],
         gradient_scale: f64,
         of: Distillation,

@@ -265,6 +265,13 @@ impl Counter {
         Ok(self)
     }
 
+    /// Counts for steps that compare with the [largest logits](crate::MicroBatch::taught) of a teacher.
+    pub fn learning_from_top_logits(mut self) -> Counter {
+        let rehearsals = [Some(&mut self.rehearsal), self.with_copies.as_mut()];
+        rehearsals.into_iter().flatten().for_each(Rehearsal::learn_from_top_logits);
+        self
+    }
+
     /// Counts for steps whose micro-batches are [pulled](crate::MicroBatch::pulled) by the gradients of vectors.
     pub fn pulling_vectors(mut self, pooling: Pooling) -> Counter {
         let rehearsals = [Some(&mut self.rehearsal), self.with_copies.as_mut()];

@@ -278,8 +278,12 @@ impl<'a, T: Ops> Step<'a, T> {
                     self.compute(i, event, grads)?;
                 }
             }
-            Event::Loss { of } | Event::LossOfSamples { of } => {
-                of.clone().try_for_each(|i| self.compute(i, event, grads))?;
+            Event::Loss { of } => of.clone().try_for_each(|i| self.compute(i, event, grads))?,
+            Event::LossOfSamples { of } => {
+                let mut next = of.start;
+                while next < of.end {
+                    next = self.losses_of_samples(next..of.end)?;
+                }
             }
             Event::Close { shard, part } => self.close(*shard, *part, grads, observer)?,
             Event::SumHead => {
@@ -320,18 +324,37 @@ impl<'a, T: Ops> Step<'a, T> {
                     self.network.copy_nonblocking(next.part())?;
                 }
             }
-            Event::Loss { .. } | Event::LossOfSamples { .. } => {
+            Event::Loss { .. } => {
                 let Some(z) = self.slots[i].x.take() else { return Ok(()) };
-                let batch = &self.batches[i];
-                if let Event::Loss { .. } = event {
-                    self.losses += self.network.loss(&z, batch, &self.cx)?.into();
-                } else {
-                    self.of_samples.push(self.network.losses(&z, batch, &self.cx, &self.noise(i))?);
-                }
+                self.losses += self.network.loss(&z, &self.batches[i], &self.cx)?.into();
             }
             _ => unreachable!("not an event of one micro-batch: {event:?}"),
         }
         Ok(())
+    }
+
+    /// The losses of the samples of the first of these micro-batches, and of as many more as have rows for one chunk of the loss: then a head
+    /// in a file is read once for all of them. Returns the number of the next.
+    fn losses_of_samples(&mut self, of: Range<usize>) -> Result<usize> {
+        let rows = |i: usize| self.slots[i].x.as_ref().map_or(0, |z| z.dims()[0] * z.dims()[1]);
+        let (mut end, mut joined) = (of.start + 1, rows(of.start));
+        let joins = |i: usize| self.network.reads_head_once(&self.batches[i]);
+        while end < of.end && joins(of.start) && joins(end) && joined + rows(end) <= self.cx.loss_chunk_rows {
+            joined += rows(end);
+            end += 1;
+        }
+        let taken: Vec<(usize, T)> = (of.start..end).filter_map(|i| Some((i, self.slots[i].x.take()?))).collect();
+        match taken.as_slice() {
+            [] => {}
+            [(i, z)] => {
+                self.of_samples.push(self.network.losses(z, &self.batches[*i], &self.cx, &self.noise(*i))?);
+            }
+            several => {
+                let of: Vec<_> = several.iter().map(|(i, z)| (z, &self.batches[*i])).collect();
+                self.of_samples.extend(self.network.losses_together(&of, &self.cx)?);
+            }
+        }
+        Ok(end)
     }
 
     fn noise(&self, i: usize) -> Noise<'a> {

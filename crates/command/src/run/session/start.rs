@@ -28,6 +28,7 @@ use crate::machine::processes::{self, OptionalGroup};
 use crate::machine::{device, speed, stages};
 use crate::model::base;
 use crate::model::sources::Sources;
+use crate::model::teacher_logits;
 use crate::remedies;
 use crate::run::bits::{self, Before, Kernels, Resumed};
 use crate::run::open::Opened;
@@ -179,6 +180,14 @@ impl Session {
         let mut trainer = at_first.trainer(found.as_ref(), options, (&plan, &files), share)?;
         if let Some(frozen) = &opened.frozen {
             trainer.compare_with(frozen.load(dtype, &files)?)?;
+        }
+        if let Some(kept) = teacher_logits::open((&config, &opened, &sources), run.root(), together)? {
+            if done > 0 && kept.samples() == 0 {
+                report.warn(
+                    "the teacher's logits of earlier steps are gone and are computed again, in other micro-batches: the last bits differ",
+                );
+            }
+            trainer.keep_logits(kept);
         }
         trainer.offload_to(files);
         if let Some(parallel) = parallel {

@@ -177,7 +177,8 @@ pub(super) fn gradients_needs(rows: usize, (vocabulary, width): (usize, usize), 
     Needs { transient, kept, ..Needs::default() }.with_products(3, (rows, width, vocabulary))
 }
 
-pub(super) fn loss(x: &Tensor, w: Weight, labels: &[u32], rows: &[u32], c: &CrossEntropy) -> Result<f64> {
+/// The losses of `rows`.
+pub(super) fn losses(x: &Tensor, w: Weight, labels: &[u32], rows: &[u32], c: &CrossEntropy) -> Result<Vec<LossSums>> {
     let x = x.contiguous()?;
     let x_view = View::new(&x)?;
     let (v, d) = w.dims2()?;
@@ -187,8 +188,7 @@ pub(super) fn loss(x: &Tensor, w: Weight, labels: &[u32], rows: &[u32], c: &Cros
             let tiling = Tiling::new(Logits::Recomputed, rows.len(), v, c.chunk_rows);
             let plain = CrossEntropy { token_loss: c.token_loss.alone(), ..*c };
             let mut pass = Pass::<T>::new(x_view.slice::<T>()?, w, (v, d), labels, &plain, tiling);
-            let sums = rows.chunks(tiling.chunk.max(1)).map(|rows| pass.statistics(rows));
-            Ok(sums.sum::<LossSums>().cross_entropy)
+            Ok(rows.chunks(tiling.chunk.max(1)).flat_map(|rows| pass.statistics(rows)).collect())
         })
     })
 }
@@ -200,7 +200,7 @@ pub(super) fn gradients(
     rows: &[u32],
     c: &CrossEntropy,
     dw: Option<(&Tensor, bool)>,
-    logits: Logits,
+    (logits, factors): (Logits, Option<&[f32]>),
 ) -> Result<(LossSums, Tensor)> {
     let x = x.contiguous()?;
     let x_view = View::new(&x)?;
@@ -218,7 +218,7 @@ pub(super) fn gradients(
                 clear_ignored(dx, rows, d);
                 let dx = Shared::new(dx);
                 for (chunk, rows) in rows.chunks(tiling.chunk.max(1)).enumerate() {
-                    loss += pass.statistics(rows);
+                    loss += pass.statistics(rows).into_iter().sum::<LossSums>();
                     match dw {
                         None => pass.gradients::<f32>(rows, None),
                         Some((dw, accumulate)) => with_element!(dw.dtype(), G, {
@@ -228,7 +228,7 @@ pub(super) fn gradients(
                             })?
                         }),
                     }
-                    pass.write(rows, dx);
+                    pass.write(rows, dx, factors);
                 }
                 Ok(())
             })
@@ -350,8 +350,8 @@ impl<'a, T: Lanes> Pass<'a, T> {
         }
     }
 
-    /// The first pass: statistics of the softmax of each row. Returns the sums of the losses.
-    fn statistics(&mut self, rows: &[u32]) -> LossSums {
+    /// The first pass: statistics of the softmax of each row. Returns the losses.
+    fn statistics(&mut self, rows: &[u32]) -> Vec<LossSums> {
         let (d, n) = (self.width, rows.len());
         let lanes = n.next_multiple_of(WIDTH);
         for (&row, x) in rows.iter().zip(self.x_rows.chunks_exact_mut(d.max(1))) {
@@ -417,7 +417,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
             let mean = || sum() * f64::from(self.logit_scale) / self.vocabulary as f64;
             self.token_loss.of_row(self.log_z(i), f64::from(of_label[i]), mean)
         };
-        (0..n).map(of_row).sum()
+        (0..n).map(of_row).collect()
     }
 
     /// The logarithm of the sum of the exponentials of a row of the chunk, after the first pass.
@@ -512,15 +512,16 @@ impl<'a, T: Lanes> Pass<'a, T> {
         });
     }
 
-    /// Writes the sums of dX to their rows.
-    fn write(&self, rows: &[u32], dx: Shared<T>) {
+    /// Writes the sums of dX to their rows, each times the row's factor if there are factors.
+    fn write(&self, rows: &[u32], dx: Shared<T>, factors: Option<&[f32]>) {
         let d = self.width;
         for_each_rows(rows.len(), d, |part| {
             for i in part {
                 // SAFETY: each row of the chunk is another row of dX.
                 let dx = unsafe { dx.slice(rows[i] as usize * d, d) };
+                let factor = factors.map_or(1.0, |factors| factors[rows[i] as usize]);
                 for (dx, &sum) in dx.iter_mut().zip(&self.dx[i * d..][..d]) {
-                    *dx = T::from_f32(sum);
+                    *dx = T::from_f32(sum * factor);
                 }
             }
         });

@@ -54,7 +54,7 @@ pub fn linear_cross_entropy<'a>(x: &Tensor, w: impl Into<Weight<'a>>, labels: &[
     let _span = tracing::debug_span!("linear_cross_entropy", flops = product_flops(w, labels)?).entered();
     let rows = valid_rows(op, x, w, labels, c)?;
     match w.path_with(x) {
-        Path::Cpu => cpu::loss(x, w, labels, &rows, c),
+        Path::Cpu => Ok(cpu::losses(x, w, labels, &rows, c)?.into_iter().sum::<LossSums>().cross_entropy),
         #[cfg(feature = "cuda")]
         Path::Device if c.soft_cap.is_none() && cuda_device::launch::takes([x, w.tensor()]) => {
             Ok(cuda::chunks(x, w.tensor(), labels, &rows, c, None, None)?.cross_entropy)
@@ -82,7 +82,7 @@ pub fn linear_cross_entropy_backward<'a>(
     }
     let path = w.path_with(x).provided(dw.is_none_or(|(dw, _)| Path::choose(&[dw]) == Path::Cpu));
     match path {
-        Path::Cpu => cpu::gradients(x, w, labels, &rows, c, dw, cpu::Logits::choose(x.dtype(), c.chunk_rows)),
+        Path::Cpu => cpu::gradients(x, w, labels, &rows, c, dw, (cpu::Logits::choose(x.dtype(), c.chunk_rows), None)),
         #[cfg(feature = "cuda")]
         Path::Device
             if c.soft_cap.is_none()
@@ -93,6 +93,71 @@ pub fn linear_cross_entropy_backward<'a>(
         }
         Path::Reference | Path::Device => reference::gradients(x, w, labels, &rows, c, dw),
     }
+}
+
+/// [`linear_cross_entropy`] of each group of rows: the first `sizes[0]` rows, and so on. On the CPU the weight is read as often as for all rows
+/// together.
+///
+/// # Errors
+/// As [`linear_cross_entropy`].
+pub fn linear_cross_entropies<'a>(
+    x: &Tensor,
+    w: impl Into<Weight<'a>>,
+    labels: &[u32],
+    sizes: &[usize],
+    c: &CrossEntropy,
+) -> Result<Vec<f64>> {
+    let w = w.into();
+    if w.path_with(x) == Path::Cpu {
+        let rows = valid_rows("linear_cross_entropy", x, w, labels, c)?;
+        let mut losses = rows.iter().zip(cpu::losses(x, w, labels, &rows, c)?).peekable();
+        let of_group = |(_, end): (usize, usize)| {
+            let in_group = std::iter::from_fn(|| losses.next_if(|(row, _)| (**row as usize) < end));
+            in_group.map(|(_, loss)| loss).sum::<LossSums>().cross_entropy
+        };
+        return Ok(ranges(sizes).map(of_group).collect());
+    }
+    let of_group = |(first, end)| linear_cross_entropy(&x.narrow(0, first, end - first)?, w, &labels[first..end], c);
+    ranges(sizes).map(of_group).collect()
+}
+
+/// [`linear_cross_entropy_backward`] without a gradient of the weight, where the gradients of each group of rows are multiplied by its factor,
+/// too. Groups have `labels.len() / factors.len()` rows.
+///
+/// # Errors
+/// As [`linear_cross_entropy_backward`].
+pub fn weighted_linear_cross_entropy_backward<'a>(
+    x: &Tensor,
+    w: impl Into<Weight<'a>>,
+    labels: &[u32],
+    factors: &[f64],
+    c: &CrossEntropy,
+) -> Result<(LossSums, Tensor)> {
+    let (w, size) = (w.into(), labels.len() / factors.len().max(1));
+    if w.path_with(x) == Path::Cpu {
+        let rows = valid_rows("linear_cross_entropy_backward", x, w, labels, c)?;
+        let factors: Vec<f32> = (0..labels.len()).map(|row| factors[row / size] as f32).collect();
+        let how = (cpu::Logits::choose(x.dtype(), c.chunk_rows), Some(factors.as_slice()));
+        return cpu::gradients(x, w, labels, &rows, c, None, how);
+    }
+    let (mut loss, mut parts) = (LossSums::default(), Vec::new());
+    for (group, factor) in factors.iter().enumerate() {
+        let (first, c) = (group * size, CrossEntropy { gradient_scale: c.gradient_scale * factor, ..*c });
+        let (x, labels) = (x.narrow(0, first, size)?, &labels[first..first + size]);
+        let (of_group, dx) = linear_cross_entropy_backward(&x, w, labels, &c, None)?;
+        loss += of_group;
+        parts.push(dx);
+    }
+    Ok((loss, Tensor::cat(&parts, 0)?))
+}
+
+/// The first row of each group, and the row behind its last.
+fn ranges(sizes: &[usize]) -> impl Iterator<Item = (usize, usize)> + '_ {
+    sizes.iter().scan(0, |first, size| {
+        let range = (*first, *first + size);
+        *first = range.1;
+        Some(range)
+    })
 }
 
 /// Returns the needs of [`linear_cross_entropy`] for `rows` rows that count, a weight (V, D), and the dtypes of x and w. The blocks of

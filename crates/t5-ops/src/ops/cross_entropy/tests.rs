@@ -170,3 +170,30 @@ fn smoothed_labels_spread_their_share_over_all_entries() {
         assert!((loss.objective - expected).abs() < 1e-12, "{token_loss:?}: {} {expected}", loss.objective);
     }
 }
+
+#[test]
+fn groups_of_rows_have_their_own_losses_and_factors() {
+    let mut numbers = Numbers::new(21);
+    for dtype in [DType::F32, DType::F64] {
+        let [x, w] = [[12, 8], [50, 8]].map(|shape| numbers.tensor(&shape, dtype));
+        let labels: Vec<u32> = (0..12).map(|row| if row % 5 == 4 { IGNORED_LABEL } else { row * 4 }).collect();
+        let c = CrossEntropy { chunk_rows: 5, ..CrossEntropy::default() };
+        let of = |first: usize, count: usize| x.narrow(0, first, count).unwrap();
+        let losses = linear_cross_entropies(&x, &w, &labels, &[2, 1, 9], &c).unwrap();
+        for (loss, (first, count)) in losses.iter().zip([(0, 2), (2, 1), (3, 9)]) {
+            let expected = linear_cross_entropy(&of(first, count), &w, &labels[first..first + count], &c).unwrap();
+            assert!((loss - expected).abs() < 1e-5 * expected.abs().max(1.0), "{loss} {expected}");
+        }
+        let factors = [0.5, -2.0, 0.0, 3.0];
+        let (loss, dx) = weighted_linear_cross_entropy_backward(&x, &w, &labels, &factors, &c).unwrap();
+        let mut sum = 0.0;
+        for (group, factor) in factors.iter().enumerate() {
+            let (first, c) = (group * 3, CrossEntropy { gradient_scale: *factor, ..c });
+            let labels = &labels[first..first + 3];
+            let (of_group, expected) = linear_cross_entropy_backward(&of(first, 3), &w, labels, &c, None).unwrap();
+            sum += of_group.cross_entropy;
+            assert_close("dx", &dx.narrow(0, first, 3).unwrap(), &expected, 1e-6);
+        }
+        assert!((loss.cross_entropy - sum).abs() < 1e-5 * sum.abs());
+    }
+}

@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use super::Distillation;
+use super::{Distillation, TopLogits};
 use crate::dispatch::rows_and_width;
 use crate::ops::logit_cross_entropy::cpu::each_row;
 use crate::ops::token_loss::LossSums;
@@ -28,6 +28,77 @@ pub(super) fn gradient(
         })?
     });
     Ok((losses, logits))
+}
+
+/// As [`gradient`], beside the largest logits of a teacher.
+pub(super) fn top_gradient(
+    logits: Tensor,
+    teacher: &TopLogits,
+    labels: &[u32],
+    scale: f64,
+    of: Distillation,
+) -> Result<(LossSums, Tensor)> {
+    let (values, count) = (teacher.values.contiguous()?, teacher.count());
+    let view = View::new(&values)?;
+    let losses = with_element!(logits.dtype(), T, {
+        let values = view.slice::<T>()?;
+        update::<T, _>("top_distillation_backward", &logits, &[&teacher.values], |data| {
+            Ok(each_row(data, labels, |row, logits, label| {
+                let of_row = row * count..(row + 1) * count;
+                of_top_row(logits, (&teacher.entries[of_row.clone()], &values[of_row]), label, (scale, of))
+            }))
+        })?
+    });
+    Ok((losses, logits))
+}
+
+/// As [`of_row`], beside the largest logits of the teacher.
+fn of_top_row<T: Element>(
+    logits: &mut [T],
+    (entries, teacher): (&[u32], &[T]),
+    label: usize,
+    (scale, of): (f64, Distillation),
+) -> LossSums {
+    let Distillation { alpha, temperature } = of;
+    let inverse = (1.0 / temperature) as f32;
+    let logit = logits[label].to_f32();
+    let student = Softmax { largest: largest(logits), inverse: 1.0 };
+    let total = exponentials(logits, student);
+    let cooled = Softmax { inverse, ..student };
+    let of_teacher = Softmax { largest: largest(teacher), inverse };
+    let [of_cooled, of_teachers] = [exponentials(logits, cooled), exponentials(teacher, of_teacher)];
+    let cross_entropy = f64::from(total).ln() + f64::from(student.largest) - f64::from(logit);
+    let between = f64::from(of_teachers).ln() - f64::from(of_cooled).ln()
+        + (f64::from(of_teacher.largest) - f64::from(student.largest)) * f64::from(inverse);
+    let [own, others] = [(1.0 - alpha) * scale, alpha * temperature * scale].map(|factor| factor as f32);
+    let [of_own, of_cool] = [own / total, others / of_cooled];
+    // The gradients of the label and of the teacher's entries are differences of numbers that may be close: rounded once.
+    let slope = |logit: f32, entry: usize, p: f32| {
+        let of_label = if entry == label { own } else { 0.0 };
+        student.probability(logit) * of_own - of_label + (cooled.probability(logit) * of_cool - others * p)
+    };
+    let mut divergence = 0.0;
+    let mut label_gradient = slope(logit, label, 0.0);
+    let gradients: Vec<f32> = entries
+        .iter()
+        .zip(teacher)
+        .map(|(&entry, k)| {
+            let (l, k) = (logits[entry as usize].to_f32(), k.to_f32());
+            let p = of_teacher.probability(k) / of_teachers;
+            divergence += f64::from(p) * (f64::from(k - l) * f64::from(inverse) - between);
+            slope(l, entry as usize, p)
+        })
+        .collect();
+    to_own_gradient(logits, student, of_own, (of_cool, inverse));
+    for (&entry, gradient) in entries.iter().zip(gradients) {
+        logits[entry as usize] = T::from_f32(gradient);
+        if entry as usize == label {
+            label_gradient = gradient;
+        }
+    }
+    logits[label] = T::from_f32(label_gradient);
+    let objective = alpha * temperature * temperature * divergence + (1.0 - alpha) * cross_entropy;
+    LossSums { cross_entropy, objective }
 }
 
 /// The losses of a row, whose gradient overwrites the logits.
@@ -92,6 +163,15 @@ vectorized! {
             let (l, k) = (l.to_f32(), k.to_f32());
             of_teacher.probability(k) * factor * ((k - l) * of_teacher.inverse - between)
         })
+    }
+
+    fn to_own_gradient<T: Element>(logits: &mut [T], student: Softmax, own: f32, cooled: (f32, f32)) {
+        let (factor, inverse) = cooled;
+        let soft = Softmax { largest: student.largest, inverse };
+        for logit in logits {
+            let l = logit.to_f32();
+            *logit = T::from_f32(student.probability(l) * own + soft.probability(l) * factor);
+        }
     }
 
     fn to_gradient<T: Element>(

@@ -15,8 +15,11 @@ mod cpu;
 mod reference;
 #[cfg(test)]
 mod tests;
+mod top;
 
 use candle_core::{DType, Result, Tensor, bail};
+
+pub use top::{TopLogits, top_distillation_backward};
 
 use super::cross_entropy::IGNORED_LABEL;
 use super::token_loss::LossSums;
@@ -54,9 +57,7 @@ pub fn distillation_backward(
             labels.len()
         )
     }
-    if let Some(label) = labels.iter().find(|&&label| label != IGNORED_LABEL && label as usize >= width) {
-        bail!("distillation: expected labels below {width}, got {label}")
-    }
+    check_labels(labels, width)?;
     if let Some(cap) = soft_cap {
         let capped = crate::soft_cap(logits.copy()?, cap)?;
         let (loss, gradient) = distillation_backward(capped, teacher, labels, gradient_scale, of, None)?;
@@ -66,6 +67,13 @@ pub fn distillation_backward(
         Path::Cpu => cpu::gradient(logits, teacher, labels, gradient_scale, of),
         Path::Reference => reference::distillation_backward(&logits, teacher, labels, gradient_scale, of),
         Path::Device => bail!("distillation: there is no kernel for a device"),
+    }
+}
+
+fn check_labels(labels: &[u32], width: usize) -> Result<()> {
+    match labels.iter().find(|&&label| label != IGNORED_LABEL && label as usize >= width) {
+        Some(label) => bail!("distillation: expected labels below {width}, got {label}"),
+        None => Ok(()),
     }
 }
 

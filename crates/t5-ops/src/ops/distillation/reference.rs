@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::Distillation;
+use super::{Distillation, TopLogits};
 use crate::dispatch::{wide, wide_dtype};
 use crate::ops::cross_entropy::IGNORED_LABEL;
 use crate::ops::token_loss::LossSums;
@@ -38,4 +38,15 @@ pub fn distillation_backward(
     let objective = alpha * temperature * temperature * divergence + (1.0 - alpha) * cross_entropy;
     let gradient = (gradient * gradient_scale)?.to_dtype(logits.dtype())?.reshape(logits.dims())?;
     Ok((LossSums { cross_entropy, objective }, gradient))
+}
+
+/// A teacher's largest logits among those of all entries, in the shape of `logits`. The others are so small that their exponentials are 0.
+pub(super) fn whole(teacher: &TopLogits, logits: &Tensor) -> Result<Tensor> {
+    const SMALL: f64 = -1e30;
+    let width = logits.dims().last().copied().unwrap_or(1);
+    let mut whole = vec![SMALL; logits.elem_count()];
+    let values = teacher.values.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
+    let entries = teacher.entries.iter().zip(values).enumerate();
+    entries.for_each(|(i, (&entry, value))| whole[i / teacher.count() * width + entry as usize] = value);
+    Tensor::from_vec(whole, logits.dims(), logits.device())?.to_dtype(wide_dtype(logits))
 }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
 use candle_core::DType;
-use t5_ops::{Calls, Distillation, Mask, TokenLoss};
+use t5_ops::{Calls, Distillation, Mask, TokenLoss, TopLogits};
 
 use super::{BlockArithmetic, Precisions, Shape};
 use crate::config::Config;
@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::gradients::Gradients;
 use crate::layers::attention::SourceGradient;
 use crate::layers::logit_head::LogitHead;
-use crate::micro_batch::{MicroBatch, Taught};
+use crate::micro_batch::{MicroBatch, Taught, Teacher};
 use crate::network::Network;
 use crate::ops::{Counted, Kept, Ledger, Ops, Work};
 use crate::parameters::{Parameter, ParameterSpec, Part};
@@ -57,6 +57,15 @@ pub(super) enum Source {
 /// The most counts that are remembered. A run that cuts batches asks for new shapes in every step, so the table is as large as it can be: 0.2 MiB
 /// with 1,024 places, of which seven in eight can be taken.
 const MAX_REMEMBERED: usize = 896;
+
+/// A teacher of a rehearsal.
+#[derive(Debug)]
+enum CountedTeacher {
+    /// Its head, and the width of its states.
+    Head(Box<LogitHead<Counted>>, usize),
+    /// Its largest logits are there.
+    TopLogits,
+}
 
 /// One event of one unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -109,8 +118,8 @@ pub(super) struct Rehearsal {
     /// Whether each sample's cross-entropy has a weight.
     weighs_samples: bool,
     weighs_classes: bool,
-    /// The head and the width of a teacher whose logits the loss compares with.
-    teacher: Option<(LogitHead<Counted>, usize)>,
+    /// The teacher whose logits the loss compares with.
+    teacher: Option<CountedTeacher>,
     /// How vectors are made whose gradients are what backward begins with.
     pulls: Option<Pooling>,
     /// For each block of encoder and decoder, the first block that is like it.
@@ -196,8 +205,13 @@ impl Rehearsal {
     pub fn learn_from(&mut self, teacher: &Config, dtype: DType) -> Result<()> {
         let parameters = parameters(&ParameterSpec::all(teacher), dtype, &self.ledger);
         let network = Network::new(teacher, &parameters, &[], true)?;
-        self.teacher = Some((network.logit_head(), teacher.stack(true).width));
+        self.teacher = Some(CountedTeacher::Head(Box::new(network.logit_head()), teacher.stack(true).width));
         Ok(())
+    }
+
+    /// The loss compares with the largest logits of a teacher.
+    pub fn learn_from_top_logits(&mut self) {
+        self.teacher = Some(CountedTeacher::TopLogits);
     }
 
     pub fn pull_vectors(&mut self, pooling: Pooling) {
@@ -378,12 +392,15 @@ impl Rehearsal {
 
     fn micro_batch(&self, shape: Shape, scene: Scene) -> MicroBatch<Counted> {
         let is_head = matches!(scene, Scene::Head { .. });
-        let taught = self.teacher.as_ref().filter(|_| is_head).map(|(head, width)| Taught {
+        let by = self.teacher.as_ref().filter(|_| is_head).map(|teacher| match teacher {
             // The states are counted with the batch.
-            states: self.ledger.beside(&[shape.samples, shape.target_tokens, *width], self.cx.activations),
-            head: head.clone(),
-            of: Distillation { alpha: 1.0, temperature: 1.0 },
+            CountedTeacher::Head(head, width) => Teacher::States {
+                states: self.ledger.beside(&[shape.samples, shape.target_tokens, *width], self.cx.activations),
+                head: LogitHead::clone(head),
+            },
+            CountedTeacher::TopLogits => Teacher::Top(TopLogits::none().expect("counting cannot fail")),
         });
+        let taught = by.map(|by| Taught { by, of: Distillation { alpha: 1.0, temperature: 1.0 } });
         MicroBatch {
             weights: (self.weighs_samples && is_head).then(Vec::new),
             class_factors: self.weighs_classes.then(Vec::new),
