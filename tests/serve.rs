@@ -20,7 +20,11 @@ pub fn start(scene: &Scene, more: &[&str]) -> Server {
 /// A server of another model.
 pub fn start_with(scene: &Scene, model: &str, more: &[&str]) -> Server {
     let usual = ["serve", model, "--listen", "127.0.0.1:0", "--max-new-tokens", "8"];
-    let mut running = scene.start(&[&usual[..], more].concat());
+    started(scene.start(&[&usual[..], more].concat()))
+}
+
+/// The server that was started, once it listens.
+fn started(mut running: Running) -> Server {
     let line = running.error_line("http://");
     let address = line.split("http://").nth(1).and_then(|rest| rest.split(' ').next()).expect("an address").to_owned();
     Server { running, address }
@@ -219,13 +223,72 @@ fn a_failure_of_the_server_is_explained_to_its_owner_and_not_to_the_client() {
     scene.run(&short(&["--set", "train.eval_samples=1"])).expect_code(0);
     let tune = ["--lora", "--set", "model.init_from=run/model", "--output", "one", "--set", "train.eval_samples=1"];
     scene.run(&short(&tune)).expect_code(0);
-    let server = start(&scene, &["--adapter", "one=one"]);
-    scene.write("one/adapter/adapter_model.safetensors", b"damaged");
-    let (status, answer) = server.ask(&json!({"prompt": "after 75", "model": "one"}));
-    let message = answer["error"]["message"].as_str().expect("a message");
-    assert!(status == 500 && message.contains("req-") && !message.contains("safetensors"), "{answer}");
+    let file = "one/adapter/adapter_model.safetensors";
+    let usual = ["serve", "run", "--listen", "127.0.0.1:0", "--max-new-tokens", "8", "--adapter", "one=one"];
+    // A backtrace would be in the reason, too.
+    let server = started(scene.start_under("env RUST_BACKTRACE=1 RUST_LIB_BACKTRACE=1", &usual));
+    let half = scene.read(file);
+    let half = &half[..half.len() / 2];
+    for (kind, bytes) in [("other bytes", Some(&b"damaged"[..])), ("half of the file", Some(half)), ("no file", None)] {
+        match bytes {
+            Some(bytes) => drop(scene.write(file, bytes)),
+            None => std::fs::remove_file(scene.path(file)).expect("a removal"),
+        }
+        let (status, answer) = server.ask(&json!({"prompt": "after 75", "model": "one", "stream": kind == "no file"}));
+        let message = answer["error"]["message"].as_str().expect("a message");
+        let of_server = ["safetensors", "/", "backtrace", "::", ".rs"];
+        assert!(status == 500 && message.contains("req-"), "{kind}: {answer}");
+        assert!(of_server.iter().all(|word| !answer.to_string().contains(word)), "{kind}: {answer}");
+    }
+    let (status, answer) = server.ask(&json!({"prompt": "after 75"}));
+    assert_eq!(status, 200, "the base goes on: {answer}");
     let ran = server.end().expect_code(0);
     assert!(ran.err.contains("adapter_model.safetensors") && ran.err.contains("request req-"), "{}", ran.err);
+}
+
+/// A directory of a model that ranks.
+fn ranker(scene: &Scene) {
+    let row = |at: usize| json!({"qid": at / 2, "query": "find a", "text": format!("a {at}"), "label": at % 2});
+    scene.write("ranked.jsonl", (0..8).map(|at| format!("{}\n", row(at))).collect::<String>());
+    let rows = ["--set", "data.train=[\"ranked.jsonl\"]", "--max-steps", "1", "--set", "train.epochs=9"];
+    let ranking = ["--set", "task.name=ranking", "--set", "ranking.answers=7,8", "--output", "rank"];
+    scene.run(&short(&[&rows[..], &ranking].concat())).expect_code(0);
+}
+
+#[test]
+fn answers_begin_and_grow_beside_texts_without_end_and_within_the_bill() {
+    let scene = Scene::new();
+    ranker(&scene);
+    let server = start_with(&scene, "rank", &["--request-timeout", "60"]);
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let documents = |text: String| json!({"query": "find a", "documents": vec![text; 32]});
+    let floods = [documents("a b ".repeat(100)), documents("a b".to_owned())];
+    std::thread::scope(|scope| {
+        for flood in floods.iter().cycle().take(6) {
+            let (server, is_over) = (&server, &is_over);
+            scope.spawn(move || {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    assert_eq!(server.post("/v1/rerank", flood).0, 200);
+                }
+            });
+        }
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for number in 0..12 {
+                let (status, answer) = server.ask(&json!({"prompt": "after 75", "min_tokens": 8}));
+                assert_eq!(status, 200, "answer {number}: {answer}");
+            }
+        }));
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        ended.unwrap_or_else(|reason| std::panic::resume_unwind(reason));
+    });
+    let metrics = server.get("/metrics");
+    let gauge = |name: &str| {
+        let line = metrics.lines().find(|line| line.starts_with(&format!("{name} "))).expect("a gauge");
+        line.rsplit(' ').next().expect("a number").parse::<f64>().expect("a number")
+    };
+    let (peak, predicted) = (gauge("serve_peak_memory_bytes"), gauge("serve_predicted_peak_bytes"));
+    assert!(peak <= predicted + f64::max(predicted / 50.0, 4_194_304.0), "{peak} of {predicted}");
+    server.end().expect_code(0);
 }
 
 #[test]
@@ -277,12 +340,27 @@ fn bench_serve_measures_each_batch_within_its_budget() {
         assert_eq!(batches.iter().map(|batch| batch["batch"].as_u64()).collect::<Vec<_>>(), [Some(1), Some(4)]);
         assert!(batches.iter().all(|batch| batch["tokens_per_second"].as_f64() > Some(0.0)));
         assert!(batches.iter().all(|batch| batch["first_token_ms"].as_f64() < batch["answer_ms"].as_f64()));
-        assert!(measured["peak_rss_bytes"].as_u64() <= measured["predicted_peak_bytes"].as_u64(), "{measured}");
+        // The bill has the pages of the program that were read before the plan. Those of the answers come with the first one, and are more in a
+        // build that is not optimised: the bound is that of every run.
+        let [peak, predicted] = ["peak_rss_bytes", "predicted_peak_bytes"].map(|name| measured[name].as_u64());
+        let (peak, predicted) = (peak.expect("bytes"), predicted.expect("bytes"));
+        assert!(peak <= predicted + (predicted / 50).max(4 << 20) && peak <= 200 << 20, "{measured}");
     }
     let refused = scene.run(&[&usual[..], &["--batch", "0"]].concat()).expect_code(2);
     assert!(refused.err.contains("at least 1 source"), "{}", refused.err);
     let refused = scene.run(&["bench"]).expect_code(2);
     assert!(refused.err.contains("--model"), "{}", refused.err);
+}
+
+/// Checks that a text of too many tokens is refused by the name that the request has for it.
+#[track_caller]
+fn names_its_parameter(server: &Server, path: &str, body: &Value, expected: &str) {
+    let (status, answer) = server.post(path, body);
+    let error = &answer["error"];
+    assert_eq!((status, error["param"].as_str()), (400, Some(expected)), "{path}: {answer}");
+    let message = error["message"].as_str().expect("a message");
+    assert!(message.contains(&format!("`{expected}`")), "{message}");
+    assert!(expected == "prompt" || !message.contains("prompt "), "{message}");
 }
 
 #[test]
@@ -300,6 +378,7 @@ fn documents_are_ranked_as_score_does_and_texts_have_the_vectors_of_embed() {
     let scores: Vec<f64> = scores.flatten().collect();
     let server = start_with(&scene, "rank", &[]);
     let documents: Vec<String> = (0..8).map(|at| format!("a {at}")).collect();
+    let long = "a b ".repeat(600);
     let (status, ranked) = server.post("/v1/rerank", &json!({"query": "find a", "documents": documents, "top_n": 3}));
     let results = ranked["results"].as_array().expect("results");
     assert_eq!((status, results.len()), (200, 3), "{ranked}");
@@ -310,6 +389,10 @@ fn documents_are_ranked_as_score_does_and_texts_have_the_vectors_of_embed() {
         assert!(better <= place, "{ranked}, {scores:?}");
     }
     assert_eq!(server.post("/v1/embeddings", &json!({"input": "a"})).1["error"]["code"], "not_supported");
+    names_its_parameter(&server, "/v1/rerank", &json!({"query": "find a", "documents": [long]}), "documents");
+    names_its_parameter(&server, "/v1/completions", &json!({"prompt": long}), "prompt");
+    let chat = json!({"messages": [{"role": "user", "content": long}]});
+    names_its_parameter(&server, "/v1/chat/completions", &chat, "messages");
     server.end().expect_code(0);
     let vectors = ["--set", "task.name=embedding", "--set", "embedding.normalize=true", "--output", "vectors"];
     let columns = ["--set", "data.prompt_column=query", "--set", "data.response_column=text"];
@@ -334,6 +417,8 @@ fn documents_are_ranked_as_score_does_and_texts_have_the_vectors_of_embed() {
     let (status, refused) = server.ask(&json!({"prompt": "a"}));
     let message = refused["error"]["message"].as_str().expect("a message");
     assert!(status == 400 && message.contains("ask /v1/embeddings"), "{refused}");
+    names_its_parameter(&server, "/v1/embeddings", &json!({"input": ["a", long]}), "input");
+    names_its_parameter(&server, "/v1/embeddings", &json!({"input": [[1 << 20]]}), "input");
     let (_, short) = server.post("/v1/embeddings", &json!({"input": "a", "dimensions": 4}));
     let numbers: Vec<f64> =
         short["data"][0]["embedding"].as_array().expect("numbers").iter().flat_map(Value::as_f64).collect();

@@ -84,14 +84,14 @@ fn infer(model: &T5, samples: &[Vec<u32>], activations: DType) -> Result<()> {
     let slices: Vec<&[u32]> = samples.iter().map(Vec::as_slice).collect();
     let head = &model.config().head;
     if *head == Head::Encoder {
-        model.vectors(&slices, Pooling::Mean, true, activations)?;
+        model.vectors(&slices, Pooling::Mean, true, activations, &|| ())?;
         return Ok(());
     }
     let targets = head.targets_like(samples);
     let targets: Vec<&[u32]> = targets.iter().map(Vec::as_slice).collect();
     let micro_batch = MicroBatch::new(&slices, &targets, &[0, 1, 2, 3], model.config(), model.device())?;
     if head.labels().is_some() {
-        model.class_logits(&micro_batch, activations)?;
+        model.class_logits(&micro_batch, activations, &|| ())?;
     }
     model.loss(&micro_batch, &EvalContext { activations, loss_chunk_rows: TOKENS })?;
     if head.is_language() {

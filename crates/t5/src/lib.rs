@@ -78,7 +78,9 @@ pub use family::Family;
 pub use generate::beams::{Beams, EarlyStopping};
 pub use generate::processors::Processors;
 pub use generate::sampling::Sampling;
-pub use generate::{Answer, AnswerShape, ContinuousBatch, GenerateOptions, Grown, Search, TokenScore, Told, Watch};
+pub use generate::{
+    Answer, AnswerShape, ContinuousBatch, Encoded, GenerateOptions, Grown, Search, TokenScore, Told, Watch,
+};
 pub use gradients::Gradients;
 pub use head::{Head, Labels, Problem, counted_labels};
 pub use hf::{

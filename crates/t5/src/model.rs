@@ -557,24 +557,27 @@ impl T5 {
 
     /// All logits (B, T, V), without dropout, in the parameters' dtype. Large: for tests and small batches.
     pub fn logits(&self, batch: &MicroBatch) -> Result<Tensor> {
-        let z = self.output(batch, self.dtype, true)?;
+        let z = self.output(batch, self.dtype, true, &|| ())?;
         self.network.logits(&z)
     }
 
     /// The encoder's output (B, S, D), without dropout.
     pub fn encode(&self, batch: &MicroBatch, activations: DType) -> Result<Tensor> {
-        self.output(batch, activations, false)
+        self.output(batch, activations, false, &|| ())
     }
 
-    /// The output of the encoder, or of the decoder.
-    fn output(&self, batch: &MicroBatch, activations: DType, decoder: bool) -> Result<Tensor> {
+    /// The output of the encoder, or of the decoder. `between` is called before every block.
+    fn output(&self, batch: &MicroBatch, activations: DType, decoder: bool, between: &dyn Fn()) -> Result<Tensor> {
         let events = Outline::inference(&self.config, self.has_paged_weights()).forward_only(decoder);
         let step = infer(
             &self.network,
             &events,
             &StepContext::without_dropout(activations, 1),
             std::slice::from_ref(batch),
-            &|| false,
+            &|| {
+                between();
+                false
+            },
         )?;
         Ok(step.and_then(|mut step| step.take_output()).expect("nobody interrupts a pass that has an output"))
     }

@@ -54,7 +54,7 @@ fn vectors_are_those_of(case: &str) {
         for together in [1, 3, sources.len()] {
             let of = |sources: &[Vec<u32>]| {
                 let sources: Vec<&[u32]> = sources.iter().map(Vec::as_slice).collect();
-                model.vectors(&sources, pooling, false, DType::F32).unwrap()
+                model.vectors(&sources, pooling, false, DType::F32, &|| ()).unwrap()
             };
             let got: Vec<f32> = sources.chunks(together).flat_map(of).collect();
             assert_eq!(got.len(), expected.len());
@@ -63,7 +63,7 @@ fn vectors_are_those_of(case: &str) {
             }
         }
         let sources: Vec<&[u32]> = sources.iter().map(Vec::as_slice).collect();
-        for vector in model.vectors(&sources, pooling, true, DType::F32).unwrap().chunks(16) {
+        for vector in model.vectors(&sources, pooling, true, DType::F32, &|| ()).unwrap().chunks(16) {
             assert!((vector.iter().map(|value| value * value).sum::<f32>() - 1.0).abs() < 1e-5);
         }
     }

@@ -75,18 +75,22 @@ impl Ranker {
         Ok(Ranker::Answers(answers.iter().map(|word| token(tokenizer, word, setting)).collect::<Outcome<_>>()?))
     }
 
-    /// The scores of some sources, in their order.
-    pub fn scores(&self, model: &T5, sources: &[&[u32]], cx: EvalContext) -> Outcome<Vec<f64>> {
+    /// The scores of some sources, in their order. `between` is called before every block.
+    pub fn scores(&self, model: &T5, sources: &[&[u32]], cx: EvalContext, between: &dyn Fn()) -> Outcome<Vec<f64>> {
         let numbers: Vec<u32> = (0..sources.len() as u32).collect();
         let target = [if let Ranker::Answers(tokens) = self { tokens[0] } else { 0 }];
         let targets = vec![&target[..]; sources.len()];
         let batch = MicroBatch::new(sources, &targets, &numbers, model.config(), model.device())?;
         let Ranker::Answers(tokens) = self else {
-            let numbers = model.class_logits(&batch, cx.activations)?;
+            let numbers = model.class_logits(&batch, cx.activations, between)?;
             return Ok(numbers.into_iter().map(f64::from).collect());
         };
         let cx = StepContext::without_dropout(cx.activations, cx.loss_chunk_rows).measuring(tokens.len() == 1);
-        let losses = model.losses_of_step(&[batch.with_answers(tokens.clone())], &cx, &|| false)?;
+        let is_interrupted = || {
+            between();
+            false
+        };
+        let losses = model.losses_of_step(&[batch.with_answers(tokens.clone())], &cx, &is_interrupted)?;
         let of_text = |losses: &[f64]| match losses {
             &[first, second] => ranking::score_of_answers([first, second]),
             losses => -losses[0],

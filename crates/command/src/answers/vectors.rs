@@ -28,13 +28,13 @@ impl Vectors {
         self.dense.as_ref().map_or(0, Dense::bytes)
     }
 
-    /// The vectors of a batch of sources, one after the other.
-    pub fn compute(&self, model: &T5, sources: &[&[u32]]) -> Outcome<Vec<f32>> {
+    /// The vectors of a batch of sources, one after the other. `between` is called before every block.
+    pub fn compute(&self, model: &T5, sources: &[&[u32]], between: &dyn Fn()) -> Outcome<Vec<f32>> {
         let Modules { pooling, normalizes, .. } = self.modules;
         let Some(dense) = &self.dense else {
-            return Ok(model.vectors(sources, pooling, normalizes, self.activations)?);
+            return Ok(model.vectors(sources, pooling, normalizes, self.activations, between)?);
         };
-        let mut made = dense.forward(&model.vectors(sources, pooling, false, self.activations)?)?;
+        let mut made = dense.forward(&model.vectors(sources, pooling, false, self.activations, between)?)?;
         made.chunks_mut(dense.width()).filter(|_| normalizes).for_each(normalize);
         Ok(made)
     }

@@ -68,7 +68,7 @@ pub fn score(flags: &ScoreArgs) -> Outcome<()> {
     let room = Room::left_by(&planned, flags.max_source_tokens)?;
     let score = |window: &[(Vec<u32>, Gain)]| {
         let sources: Vec<&[u32]> = window.iter().map(|(source, _)| source.as_slice()).collect();
-        room.compute(&sources, 1, &mut |batch| ranker.scores(&model, batch, context))
+        room.compute(&sources, 1, &mut |batch| ranker.scores(&model, batch, context, &|| ()))
     };
     let mut sources = Sources::new(&tokenizer, config.prefix(), &config, flags.max_source_tokens);
     let mut scored = Scored::begin(flags.output.as_deref(), &stop)?;

@@ -28,6 +28,10 @@ pub struct ContinuousBatch {
     next: Tokens,
 }
 
+/// A source that was encoded, and can join a group.
+#[derive(Debug)]
+pub struct Encoded(Member);
+
 /// A source.
 struct Member {
     key: u64,
@@ -95,8 +99,7 @@ impl ContinuousBatch {
     /// draws depend on `options` alone: every source is number 0.
     ///
     /// # Errors
-    /// [`crate::Error::Batch`] for an empty source or an id outside the vocabulary, options that contradict each other, or other
-    /// activations than those of this group.
+    /// As for [`encode`](Self::encode).
     pub fn join(
         &mut self,
         key: u64,
@@ -104,55 +107,56 @@ impl ContinuousBatch {
         options: &GenerateOptions,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<bool> {
-        let config = self.model.config();
+        let encoded = Self::encode((&self.model, self.activations), (key, source), options, interrupted)?;
+        Ok(encoded.map(|encoded| self.add(encoded)).is_some())
+    }
+
+    /// Encodes a source for a group of this model and these activations, which it can then join: others of the group may grow meanwhile. `None` if
+    /// `interrupted`, which is asked before every block, ended that.
+    ///
+    /// # Errors
+    /// [`crate::Error::Batch`] for an empty source or an id outside the vocabulary, options that contradict each other, or other
+    /// activations than those of this group.
+    pub fn encode(
+        (model, activations): (&T5, DType),
+        (key, source): (u64, &[u32]),
+        options: &GenerateOptions,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<Encoded>> {
+        let config = model.config();
         options.check(config.vocab_size)?;
         let growing = match options.search {
             Search::Beams(beams) => SearchState::Beams(BeamSearch::new(beams, config.answer_start())),
             _ => SearchState::Rows(Rows::new(*options, config.answer_start(), 1)),
         };
-        self.begin(key, source, options, growing, interrupted)
+        encoded((model, activations), (key, source), options, growing, interrupted)
     }
 
-    /// Adds a source whose answers are given: each has the score of its mean log-probability. Otherwise the same as
-    /// [`join`](Self::join).
+    /// Encodes a source whose answers are given: each has the score of its mean log-probability. Otherwise the same as
+    /// [`encode`](Self::encode).
     ///
     /// # Errors
-    /// As for [`join`](Self::join).
+    /// As for [`encode`](Self::encode).
     ///
     /// # Panics
     /// A given answer is empty, or has a token that is not in the vocabulary.
-    pub fn join_given(
-        &mut self,
-        key: u64,
-        source: &[u32],
+    pub fn encode_given(
+        (model, activations): (&T5, DType),
+        (key, source): (u64, &[u32]),
         given: Vec<Vec<u32>>,
         interrupted: &dyn Fn() -> bool,
-    ) -> Result<bool> {
-        let is_known = |id: &u32| (*id as usize) < self.model.config().vocab_size;
+    ) -> Result<Option<Encoded>> {
+        let is_known = |id: &u32| (*id as usize) < model.config().vocab_size;
         let is_answer = |ids: &Vec<u32>| !ids.is_empty() && ids.iter().all(is_known);
         assert!(given.iter().all(is_answer), "a given answer has tokens of the vocabulary");
         let options = GenerateOptions::of_given(&given);
-        let rows = Rows::given(options, self.model.config().answer_start(), given);
-        self.begin(key, source, &options, SearchState::Rows(rows), interrupted)
+        let rows = Rows::given(options, model.config().answer_start(), given);
+        encoded((model, activations), (key, source), &options, SearchState::Rows(rows), interrupted)
     }
 
-    fn begin(
-        &mut self,
-        key: u64,
-        source: &[u32],
-        options: &GenerateOptions,
-        growing: SearchState,
-        interrupted: &dyn Fn() -> bool,
-    ) -> Result<bool> {
-        let options = GenerateOptions { activations: self.activations, ..*options };
-        let config = self.model.config();
-        let (ids, lengths) = pad(&[source], "source", &[0], config, self.model.device())?;
-        let decoding = self.decoding(options);
-        let Some(cache) = decoding.begin(MicroBatch::of_sources(ids, lengths), config, interrupted)? else {
-            return Ok(false);
-        };
-        self.members.push(Member { key, options, cache, growing });
-        Ok(true)
+    /// Adds a source that was encoded.
+    pub fn add(&mut self, encoded: Encoded) {
+        self.members.push(encoded.0);
     }
 
     /// Keeps only the sources for which `stays` returns true.
@@ -222,10 +226,21 @@ impl ContinuousBatch {
         };
         Ok(grown.into_iter().map(whole).collect())
     }
+}
 
-    fn decoding(&self, options: GenerateOptions) -> Decoding<'_, Tensor> {
-        Decoding { network: &self.model.network, options, has_paged_weights: self.model.has_paged_weights() }
-    }
+/// Runs the encoder over a source.
+fn encoded(
+    (model, activations): (&T5, DType),
+    (key, source): (u64, &[u32]),
+    options: &GenerateOptions,
+    growing: SearchState,
+    interrupted: &dyn Fn() -> bool,
+) -> Result<Option<Encoded>> {
+    let options = GenerateOptions { activations, ..*options };
+    let (ids, lengths) = pad(&[source], "source", &[0], model.config(), model.device())?;
+    let decoding = Decoding { network: &model.network, options, has_paged_weights: model.has_paged_weights() };
+    let cache = decoding.begin(MicroBatch::of_sources(ids, lengths), model.config(), interrupted)?;
+    Ok(cache.map(|cache| Encoded(Member { key, options, cache, growing })))
 }
 
 impl Member {

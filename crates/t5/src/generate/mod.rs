@@ -18,7 +18,7 @@ use candle_core::Tensor;
 
 use self::beams::{BeamSearch, Beams, Scores, StopCriteria};
 use self::cache::{Cache, Decoding};
-pub use self::continuous_batch::{ContinuousBatch, Grown, Told};
+pub use self::continuous_batch::{ContinuousBatch, Encoded, Grown, Told};
 pub use self::options::{AnswerShape, GenerateOptions, Search};
 use self::rows::Rows;
 use self::tokens::Tokens;

@@ -23,6 +23,8 @@ impl Config {
 impl T5 {
     /// A vector of each source, one after the other: the encoder's output (B, S, D) as `pooling` takes it, with length 1 if `is_normalized`.
     ///
+    /// `between` is called before every block.
+    ///
     /// # Errors
     /// As [`MicroBatch::new`], for sources.
     pub fn vectors(
@@ -31,11 +33,12 @@ impl T5 {
         pooling: Pooling,
         is_normalized: bool,
         activations: DType,
+        between: &dyn Fn(),
     ) -> Result<Vec<f32>> {
         let numbers: Vec<u32> = (0..sources.len() as u32).collect();
         let (ids, lengths) = pad(sources, "source", &numbers, &self.config, self.device())?;
         let batch = MicroBatch::of_sources(ids, lengths.clone());
-        let output = self.output(&batch, activations, false)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
+        let output = self.output(&batch, activations, false, between)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
         let (_, longest, width) = output.dims3()?;
         let values = output.flatten_all()?.to_vec1::<f32>()?;
         let mut vectors = vec![0.0; sources.len() * width];
@@ -124,15 +127,16 @@ impl T5 {
         Ok(TopLogits::concatenated(&parts)?)
     }
 
-    /// The outputs of a classifier, row after row: for each source, or for each position of the padded rectangle.
+    /// The outputs of a classifier, row after row: for each source, or for each position of the padded rectangle. `between` is called before
+    /// every block.
     ///
     /// # Errors
     /// An operation fails.
     ///
     /// # Panics
     /// The model has no classifier.
-    pub fn class_logits(&self, batch: &MicroBatch, activations: DType) -> Result<Vec<f32>> {
-        let z = self.output(batch, activations, true)?;
+    pub fn class_logits(&self, batch: &MicroBatch, activations: DType, between: &dyn Fn()) -> Result<Vec<f32>> {
+        let z = self.output(batch, activations, true, between)?;
         let logits = self.network.class_logits(&z, batch)?;
         Ok(logits.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?)
     }

@@ -347,6 +347,50 @@ fn go_on_together(name: &str) {
 }
 
 #[test]
+fn a_group_grows_between_two_blocks_of_another_pass_and_neither_has_other_results() {
+    models().for_each(grows_between_blocks);
+}
+
+#[track_caller]
+fn grows_between_blocks(name: &str) {
+    let sources = sources_of(name);
+    let model = std::rc::Rc::new(model_of(name, &Value::Null));
+    let never_ends = Processors { min_new_tokens: 12, ..Processors::default() };
+    let options = GenerateOptions { max_new_tokens: 12, processors: never_ends, ..Default::default() };
+    let alone = |source: usize| model.answers(&[&sources[source]], &options, &Watch::default()).unwrap().unwrap();
+    let together = std::cell::RefCell::new(t5::ContinuousBatch::new(std::rc::Rc::clone(&model), DType::F32));
+    assert!(together.borrow_mut().join(0, &sources[0], &options, &|| false).unwrap());
+    let answered = std::cell::RefCell::new(vec![Vec::new(); 2]);
+    let grow = || {
+        for grown in together.borrow_mut().step(&mut |_| false).unwrap() {
+            answered.borrow_mut()[grown.key as usize] = grown.answers.unwrap();
+        }
+    };
+    let pauses = std::cell::Cell::new(0);
+    let between = || {
+        pauses.set(pauses.get() + 1);
+        grow();
+    };
+    let is_interrupted = || {
+        between();
+        false
+    };
+    let encoded = t5::ContinuousBatch::encode((&*model, DType::F32), (1, &sources[1]), &options, &is_interrupted);
+    together.borrow_mut().add(encoded.unwrap().unwrap());
+    let of_encoder = pauses.get();
+    assert!(of_encoder >= model.config().num_layers, "{name}: {of_encoder} pauses");
+    let vectors =
+        |between: &dyn Fn()| model.vectors(&[&sources[2]], t5::Pooling::Mean, true, DType::F32, between).unwrap();
+    let paused = vectors(&between);
+    assert!(pauses.get() > of_encoder, "{name}");
+    assert_eq!(paused, vectors(&|| ()), "{name}");
+    (0..12).for_each(|_| grow());
+    for (source, answers) in answered.take().iter().enumerate() {
+        assert_eq!(ids(answers), ids(&alone(source)[0]), "{name}: source {source}");
+    }
+}
+
+#[test]
 fn given_answers_have_the_log_probabilities_that_the_model_gives_its_own() {
     let sources = sources_of("t5");
     let model = std::rc::Rc::new(model(&Value::Null));
@@ -372,7 +416,9 @@ fn given_answers_have_the_log_probabilities_that_the_model_gives_its_own() {
         // The same answer as a given one, beside a shorter and a less likely one.
         let other = ids.iter().map(|id| (id + 1) % 48).collect();
         let given = vec![ids.clone(), ids[..1].to_vec(), other];
-        assert!(together.join_given(1, source, given.clone(), &|| false).unwrap());
+        let of = (&*model, DType::F32);
+        let encoded = t5::ContinuousBatch::encode_given(of, (1, source), given.clone(), &|| false).unwrap();
+        together.add(encoded.unwrap());
         let mut answers = Vec::new();
         while !together.is_empty() {
             let grown = together.step(&mut |_| false).unwrap();

@@ -12,7 +12,7 @@ impl Evaluation {
     /// given by its bits.
     pub(super) fn classify(&self, model: &T5, batch: &EvaluationBatch, samples: &[usize]) -> Result<Vec<Vec<u32>>> {
         let micro_batch = gather(&Batch { sources: batch.sources, targets: batch.targets }, samples, 0, model)?;
-        let logits = model.class_logits(&micro_batch, self.options.context.activations)?;
+        let logits = model.class_logits(&micro_batch, self.options.context.activations, &|| ())?;
         let labels = model.config().head.labels();
         let (outputs, problem) = labels.map_or((1, Problem::OneLabel), |of| (of.names.len(), of.problem));
         let best = |logits: &[f32]| {

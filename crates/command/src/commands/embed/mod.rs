@@ -85,7 +85,7 @@ pub fn embed(flags: &EmbedArgs) -> Outcome<()> {
     let mut waiting: Vec<Vec<u32>> = Vec::with_capacity(window);
     let mut add = |waiting: &[Vec<u32>]| {
         let sources: Vec<&[u32]> = waiting.iter().map(Vec::as_slice).collect();
-        file.add(&room.compute(&sources, width, &mut |batch| vectors.compute(&model, batch))?)
+        file.add(&room.compute(&sources, width, &mut |batch| vectors.compute(&model, batch, &|| ()))?)
     };
     for text in prompts::prompts(inputs, limits)? {
         waiting.push(sources.source(&text?)?);

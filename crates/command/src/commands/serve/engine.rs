@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,13 +12,14 @@ use openai_server::{
     Admission, ApiError, Event, Finish, Job, Overflow, Prompt, Queue, Share, StreamedText, TokenLogprob, Wanted,
 };
 use planner::AnswerBytes;
-use t5::{Answer, AnswerShape, GenerateOptions, TokenScore, Told};
+use t5::{Answer, AnswerShape, ContinuousBatch, GenerateOptions, TokenScore, Told};
 
 use super::fair::{Fair, Sides};
 use super::models::{Loaded, Served};
+use super::pauses::Pass;
 use super::request_options::{self, Defaults};
 use super::texts::{self, Text};
-use super::turns::Turns;
+use super::turns::{InProgress, Turns};
 use crate::answers::vectors::Vectors;
 use crate::failure::{Failure, Outcome};
 use crate::screen::report;
@@ -58,6 +60,10 @@ pub struct Engine<'a> {
     pub fair: Fair,
     /// The turns of texts and of running answers.
     pub sides: Sides,
+    /// The pass that stands still while others have a turn.
+    pub paused: Option<Pass>,
+    /// The time that passes stood still.
+    pub stood_still: Duration,
 }
 
 /// A running job.
@@ -113,6 +119,9 @@ enum Room {
     Full,
 }
 
+/// The most tokens of a prompt that is encoded while another pass stands still.
+const SHORT_PROMPT_TOKENS: usize = 64;
+
 /// The most prepared jobs that are kept while they wait. Beyond it a job is prepared again.
 const MOST_PREPARED: usize = 256;
 
@@ -134,27 +143,41 @@ impl Engine<'_> {
                 // Texts may go on for ever, and no answer waits for another one.
                 self.turns.clear();
             }
-            let begun = self.admit();
-            self.forget_cancelled();
-            let (texts, answers) = (self.shares_of_texts(), self.shares_of_answers());
-            self.sides.texts_took(begun.texts, texts.len());
-            self.sides.answers_took(begun.answers, answers.len());
-            let now = Instant::now();
-            if self.sides.is_turn_of_texts(&texts, &answers) {
-                self.step_texts();
-                self.sides.texts_took(now.elapsed(), texts.len());
-            } else if !answers.is_empty() {
-                self.step();
-                self.sides.answers_took(now.elapsed(), answers.len());
-            }
+            self.turn();
         }
     }
 
-    fn shares_of_texts(&self) -> BTreeSet<Share> {
-        self.texts.values().map(|text| text.job.share).collect()
+    /// Starts what can be started, and computes the next texts or the next token of running answers. False if there is nothing to do.
+    pub(super) fn turn(&mut self) -> bool {
+        let begun = self.admit();
+        self.forget_cancelled();
+        let (texts, answers) = (self.shares_of_texts(), self.shares_of_answers());
+        self.sides.texts_took(begun.texts, texts.len());
+        self.sides.answers_took(begun.answers, answers.len());
+        if self.sides.is_turn_of_texts(&texts, &answers) {
+            let took = self.timed(Self::step_texts);
+            self.sides.texts_took(took, texts.len());
+        } else if !answers.is_empty() {
+            let took = self.timed(Self::step);
+            self.sides.answers_took(took, answers.len());
+        }
+        !texts.is_empty() || !answers.is_empty()
     }
 
-    fn shares_of_answers(&self) -> BTreeSet<Share> {
+    /// The time that work takes, without that in which it stands still.
+    fn timed(&mut self, work: impl FnOnce(&mut Self)) -> Duration {
+        let (begun, before) = (Instant::now(), self.stood_still);
+        work(self);
+        begun.elapsed().saturating_sub(self.stood_still - before)
+    }
+
+    /// The shares with texts that can be computed now.
+    pub(super) fn shares_of_texts(&self) -> BTreeSet<Share> {
+        let texts = self.texts.values().filter(|text| self.may_compute(text.source.len()));
+        texts.map(|text| text.job.share).collect()
+    }
+
+    pub(super) fn shares_of_answers(&self) -> BTreeSet<Share> {
         self.running.values().map(|running| running.job.share).collect()
     }
 
@@ -163,10 +186,10 @@ impl Engine<'_> {
     fn admit(&mut self) -> Took {
         let (queue, mut took) = (Arc::clone(&self.queue), Took::default());
         queue.admit(|job| {
-            let (begun, is_text) = (Instant::now(), is_text(&job));
-            let admission = self.offered(job, took.answers);
-            *(if is_text { &mut took.texts } else { &mut took.answers }) += begun.elapsed();
-            admission
+            let (is_text, mut admission) = (is_text(&job), None);
+            let time = self.timed(|engine| admission = Some(engine.offered(job, took.answers)));
+            *(if is_text { &mut took.texts } else { &mut took.answers }) += time;
+            admission.expect("it was offered")
         });
         took
     }
@@ -203,13 +226,17 @@ impl Engine<'_> {
             return Room::ShareIsFull;
         }
         let is_loadable = self.loaded.has_space(job.model, &self.served[job.model]);
-        if held(&|_| true) + bytes <= self.budget && is_loadable { Room::Is } else { Room::Full }
+        let paused = self.paused.as_ref().map_or(0, |pass| pass.bytes);
+        if held(&|_| true) + paused + bytes <= self.budget && is_loadable { Room::Is } else { Room::Full }
     }
 
     /// Whether the share of a job has not had more than its part of the time. Of texts it has no more in progress than a batch can take: the
     /// others wait in the queue, and cost nothing.
     fn has_turn(&self, job: &Job, tokens: usize, took: Duration) -> bool {
         if !is_text(job) {
+            if self.paused.is_some() && tokens > SHORT_PROMPT_TOKENS {
+                return false;
+            }
             let are_ahead = || self.sides.answers_are_ahead(took, self.shares_of_answers().len());
             return self.turns.may_begin(job.share.size) && (self.texts.is_empty() || !are_ahead());
         }
@@ -324,12 +351,26 @@ impl Engine<'_> {
             return;
         }
         self.turns.begins(job.share.size, source.len());
-        let joined = self.loaded.get(job.model, &self.served[job.model]).and_then(|together| {
-            let is_cancelled = || job.is_cancelled();
-            Ok(match given.is_empty() {
-                true => together.join(job.number, &source, &options, &is_cancelled)?,
-                false => together.join_given(job.number, &source, given, &is_cancelled)?,
+        let (number, served) = (job.model, &self.served[job.model]);
+        let model = self.loaded.get(number, served).map(|together| Rc::clone(together.model()));
+        let encoded = model.and_then(|model| {
+            let of = (&*model, self.defaults.activations);
+            let pass = Pass::new(number, bytes, source.len());
+            self.pausing(pass, |between| {
+                let is_cancelled = || {
+                    between();
+                    job.is_cancelled()
+                };
+                Ok(match given.is_empty() {
+                    true => ContinuousBatch::encode(of, (job.number, &source), &options, &is_cancelled)?,
+                    false => ContinuousBatch::encode_given(of, (job.number, &source), given, &is_cancelled)?,
+                })
             })
+        });
+        let joined = encoded.and_then(|encoded| {
+            let Some(encoded) = encoded else { return Ok(false) };
+            self.loaded.get(number, served)?.add(encoded);
+            Ok(true)
         });
         match joined {
             Ok(true) => {
@@ -357,17 +398,19 @@ impl Engine<'_> {
 
     /// Computes the next texts that get no answer, and tells their jobs.
     fn step_texts(&mut self) {
-        let waiting: Vec<_> = self.texts.iter().map(|(key, text)| text.waiting(*key)).collect();
+        let texts = self.texts.iter().filter(|(_, text)| self.may_compute(text.source.len()));
+        let waiting: Vec<_> = texts.map(|(key, text)| text.waiting(*key)).collect();
         let held: u64 = self.texts.values().map(|text| text.bytes).sum();
         let fits = |count: usize, tokens: usize| self.bytes.count(count, tokens, AnswerShape::greedy(1)) <= held;
         let next = self.fair.next(&waiting, self.loaded.batch_tokens(), fits);
         let batch: Vec<Text> = next.iter().filter_map(|key| self.texts.remove(key)).collect();
         let Some(number) = batch.first().map(|text| text.job.model) else { return };
-        let (served, activations) = (&self.served[number], self.defaults.activations);
-        let events = self
-            .loaded
-            .get(number, served)
-            .and_then(|together| texts::events(served, together.model(), self.vectors, (&batch, activations)));
+        let (served, vectors, activations) = (&self.served[number], self.vectors, self.defaults.activations);
+        let model = self.loaded.get(number, served).map(|together| Rc::clone(together.model()));
+        let longest = batch.iter().map(|text| text.source.len()).max().unwrap_or(0);
+        let pass = Pass::new(number, batch.iter().map(|text| text.bytes).sum(), longest);
+        let compute = |between: &dyn Fn()| texts::events(served, &*model?, vectors, (&batch, activations), between);
+        let events = self.pausing(pass, compute);
         match events {
             Ok(events) => batch.iter().zip(events).for_each(|(text, event)| text.job.send(event)),
             Err(failure) => {
@@ -376,18 +419,20 @@ impl Engine<'_> {
         }
     }
 
-    /// The rows in progress of each size.
-    fn rows(&self) -> BTreeMap<u32, usize> {
-        let mut rows = BTreeMap::new();
+    /// The answers in progress of each size.
+    fn in_progress(&self) -> BTreeMap<u32, InProgress> {
+        let mut sizes: BTreeMap<u32, InProgress> = BTreeMap::new();
         for running in self.running.values() {
-            *rows.entry(running.job.share.size).or_default() += running.rows;
+            sizes.entry(running.job.share.size).or_default().rows += running.rows;
         }
-        rows
+        let shares = self.shares_of_answers();
+        shares.iter().for_each(|share| sizes.entry(share.size).or_default().clients += 1);
+        sizes
     }
 
     /// Generates one more token for every client that is still connected.
     fn step(&mut self) {
-        let turns = self.turns.next(&self.rows());
+        let turns = self.turns.next(&self.in_progress());
         let has_turn: BTreeSet<u64> =
             self.running.iter().filter(|(_, running)| turns[&running.job.share.size]).map(|(key, _)| *key).collect();
         for number in self.loaded.busy() {
@@ -482,7 +527,7 @@ impl Running {
 }
 
 /// Whether a job gets a score or a vector instead of an answer.
-fn is_text(job: &Job) -> bool {
+pub(super) fn is_text(job: &Job) -> bool {
     job.options.wanted != Wanted::Answers
 }
 

@@ -7,6 +7,7 @@ mod access_log;
 mod engine;
 mod fair;
 pub mod models;
+mod pauses;
 mod request_options;
 mod texts;
 mod turns;
@@ -127,6 +128,8 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
         texts: BTreeMap::new(),
         fair: Fair::default(),
         sides: Sides::default(),
+        paused: None,
+        stood_still: Duration::ZERO,
     };
     engine.run();
     if !server.join() {

@@ -182,6 +182,8 @@ pub struct Loaded {
     most: usize,
     /// A counter of uses.
     uses: u64,
+    /// The model of a pass that stands still, which stays in memory.
+    pinned: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -202,7 +204,7 @@ const LARGE_BATCH_TOKENS: usize = 4 * BATCH_TOKENS;
 impl Loaded {
     /// The base, with space for `most` adapters.
     pub fn new(base: T5, activations: DType, most: usize) -> Self {
-        Self { base: Rc::new(base), activations, all: Vec::new(), most, uses: 0 }
+        Self { base: Rc::new(base), activations, all: Vec::new(), most, uses: 0, pinned: None }
     }
 
     /// Whether a model is in memory, or can be loaded now.
@@ -211,7 +213,7 @@ impl Loaded {
         served.adapter.is_none()
             || self.all.iter().any(|model| model.number == number)
             || adapters().count() < self.most
-            || adapters().any(|model| model.together.is_empty())
+            || adapters().any(|model| self.is_idle(model))
     }
 
     /// The sources of a model. Loads the model if necessary, in place of the adapter that was least recently used.
@@ -225,7 +227,7 @@ impl Loaded {
             return Ok(&mut self.all[place].together);
         }
         if served.adapter.is_some() && self.all.iter().filter(|model| model.is_adapter).count() >= self.most {
-            let idle = |model: &&Model| model.is_adapter && model.together.is_empty();
+            let idle = |model: &&Model| model.is_adapter && self.is_idle(model);
             let oldest = self.all.iter().filter(idle).min_by_key(|model| model.last_use).map(|model| model.number);
             let oldest = oldest.ok_or_else(|| Failure::internal("every adapter in memory is in use"))?;
             self.all.retain(|model| model.number != oldest);
@@ -242,6 +244,20 @@ impl Loaded {
         let together = ContinuousBatch::new(model, self.activations);
         self.all.push(Model { number, together, last_use: self.uses, is_adapter: served.adapter.is_some() });
         Ok(&mut self.all.last_mut().expect("just pushed").together)
+    }
+
+    fn is_idle(&self, model: &Model) -> bool {
+        model.together.is_empty() && self.pinned != Some(model.number)
+    }
+
+    /// Keeps a model in memory, whether or not it has sources.
+    pub fn pin(&mut self, number: Option<usize>) {
+        self.pinned = number;
+    }
+
+    /// Whether passes can stand still: weights that each pass fetches have memory for one pass, and a card has its own order.
+    pub fn can_pause(&self) -> bool {
+        self.base.device().is_cpu() && !self.base.is_in_file() && !self.base.has_remote_weights()
     }
 
     /// The most tokens of texts that are computed together.

@@ -44,12 +44,13 @@ pub fn check(served: &Served, wanted: Wanted) -> Result<(), ApiError> {
     Err(ApiError::new(400, "not_supported", message))
 }
 
-/// What is told about some sources.
+/// What is told about some sources. `between` is called before every block of the model.
 pub fn events(
     served: &Served,
     model: &T5,
     vectors: Option<&Vectors>,
     (batch, activations): (&[Text], DType),
+    between: &dyn Fn(),
 ) -> Outcome<Vec<Event>> {
     let sources: Vec<&[u32]> = batch.iter().map(|text| text.source.as_slice()).collect();
     if batch.iter().any(|text| is_ranked(&text.job)) {
@@ -58,10 +59,10 @@ pub fn events(
         let is_share = matches!(ranker, Ranker::Answers(tokens) if tokens.len() == 2);
         // The probability of the first of two answers.
         let event = |score: f64| Event::Ranked { choice: 0, score: if is_share { score.exp() } else { score } };
-        return Ok(ranker.scores(model, &sources, context)?.into_iter().map(event).collect());
+        return Ok(ranker.scores(model, &sources, context, between)?.into_iter().map(event).collect());
     }
     let Some(vectors) = vectors else { return Err(Failure::internal("a model without vectors")) };
-    let made = vectors.compute(model, &sources)?;
+    let made = vectors.compute(model, &sources, between)?;
     let cut = |(values, text): (&[f32], &Text)| {
         let mut values = values.to_vec();
         if let Wanted::Vector(Some(most)) = text.job.options.wanted {
