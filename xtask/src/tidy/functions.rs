@@ -76,6 +76,8 @@ const LONGER_FUNCTIONS: &[(&str, &str, &str)] = &[
     ("xtask/src/bench/memory.rs", "measure", "one command for each kind of case"),
     ("xtask/src/bench/pressure.rs", "run", "one experiment, from top to bottom"),
     ("xtask/src/faults/scenario.rs", "new", "what every try needs, made in its order"),
+    ("crates/trainer/src/trainer/frozen.rs", "teacher_logits", "a batch, from the file or from the teacher"),
+    ("xtask/src/faults/neighbours.rs", "attacked", "one try, from what is planted to what is broken"),
 ];
 
 /// A function of production code fits a screen, or [`LONGER_FUNCTIONS`] says why it does not. A row of that table names a function that is

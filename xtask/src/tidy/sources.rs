@@ -15,8 +15,8 @@ const UNSAFE_CRATES: [&str; 8] = [
     "crates/will-it-fit/",
 ];
 
-/// A longer file is about more than one thing.
-const MAX_LINES: usize = 600;
+/// A longer file is probably about more than one thing. One thing may well have 600 lines: a limit that some lines exceed cuts in the wrong place.
+const MAX_LINES: usize = 700;
 
 /// Files that may be longer, each with the reason. Ideally empty.
 const LONGER: &[(&str, &str)] = &[];
@@ -316,8 +316,8 @@ mod tests {
 
     #[test]
     fn a_long_file_is_found() {
-        check(files_fit_the_length_limit, "a.rs", &"\n".repeat(600), &[]);
-        check(files_fit_the_length_limit, "a.rs", &"\n".repeat(601), &["a.rs: expected at most 600 lines, got 601"]);
+        check(files_fit_the_length_limit, "a.rs", &"\n".repeat(700), &[]);
+        check(files_fit_the_length_limit, "a.rs", &"\n".repeat(701), &["a.rs: expected at most 700 lines, got 701"]);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The engine: takes jobs out of the queue while they fit, and generates one token at a time for all running jobs.
 
+mod pauses;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -14,9 +16,9 @@ use openai_server::{
 use planner::AnswerBytes;
 use t5::{Answer, AnswerShape, ContinuousBatch, GenerateOptions, TokenScore, Told};
 
+use self::pauses::Pass;
 use super::fair::{Fair, Sides};
 use super::models::{Loaded, Served};
-use super::pauses::Pass;
 use super::request_options::{self, Defaults};
 use super::texts::{self, Text};
 use super::turns::{InProgress, Turns};

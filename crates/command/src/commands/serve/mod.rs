@@ -7,7 +7,6 @@ mod access_log;
 mod engine;
 mod fair;
 pub mod models;
-mod pauses;
 mod request_options;
 mod texts;
 mod turns;

@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use super::engine::Engine;
+use super::Engine;
 
 /// A pass that can stand still.
 #[derive(Debug)]
