@@ -307,3 +307,33 @@ fn an_adapter_beside_a_classifier_holds_its_layers_and_its_labels_and_is_merged_
         }
     }
 }
+
+#[test]
+fn sequences_of_fasta_are_rows_with_labels_of_residues_beside_them_and_of_proteins_in_their_names() {
+    let scene = scene();
+    let sequences = [("MKUV", "HHCE"), ("VKM", "EHH"), ("MMZ", "HHC")];
+    let records = |of: &dyn Fn(usize) -> String| -> String { (0..12).map(of).collect() };
+    let title = |at: usize| format!(">P{at} TARGET={} SET=train\n", if at % 3 == 0 { "membrane" } else { "other" });
+    scene.write("p.fasta", records(&|at| title(at) + sequences[at % 3].0 + "\n"));
+    scene.write("p.labels.fasta", records(&|at| format!(">P{at}\n{}\n", sequences[at % 3].1)));
+    let rows = |at: usize| {
+        let (sequence, labels) = sequences[at % 3];
+        format!("{}\n", json!({"sequence": sequence, "labels": labels}))
+    };
+    scene.write("p.jsonl", records(&rows));
+    for (file, output) in [("p.fasta", "fasta"), ("p.jsonl", "rows")] {
+        train(&scene, "token-classification", file, &["--output", output]).expect_code(0);
+    }
+    let [fasta, rows] = ["fasta", "rows"].map(|run| scene.read(&format!("{run}/model/model.safetensors")));
+    assert!(fasta == rows, "the same rows in another form");
+    let of_proteins = ["--set", "data.prompt_column=text", "--set", "data.response_column=target", "--output", "proteins"];
+    let trained = train(&scene, "classification", "p.fasta", &of_proteins).expect_code(0);
+    trained.expect_words(&["FASTA"]);
+    assert_eq!(config(&scene, "proteins")["id2label"], json!({"0": "membrane", "1": "other"}));
+    scene.write("p.labels.fasta", records(&|at| format!(">P{at}\n{}\n", if at == 4 { "HH" } else { sequences[at % 3].1 })));
+    let again = train(&scene, "token-classification", "p.fasta", &["--output", "again"]);
+    again.expect_words(&["another number of labels"]);
+    scene.write("p.labels.fasta", records(&|at| format!(">Q{at}\n{}\n", sequences[at % 3].1)));
+    let other = train(&scene, "token-classification", "p.fasta", &["--output", "other"]).expect_code(4);
+    other.expect_words(&["p.fasta:1: expected the labels of `P0`", "got `Q0`", "NAME.labels.fasta"]);
+}

@@ -213,6 +213,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("distill.alpha", "tests/distillation.rs"),
     ("distill.temperature", "tests/distillation.rs"),
     ("distill.top_k", "tests/distillation.rs"),
+    ("embedding.largest_score", "tests/embedding.rs"),
     ("data.query_column", "tests/ranking.rs"),
     ("ranking.loss", "tests/ranking.rs"),
     ("ranking.answers", "tests/ranking.rs"),

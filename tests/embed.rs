@@ -145,3 +145,40 @@ fn a_weight_that_is_too_large_gives_no_vectors_and_no_scores() {
     let pairs = ["score", "--model", "run", "--pairs", "rows.jsonl", "--template", "{id} {text}", "--answers", "7,8"];
     scene.run(&pairs).expect_code(4).expect_words(&["not finite", "hint: "]);
 }
+
+#[test]
+fn a_killed_command_goes_on_where_it_ended_and_the_bytes_are_those_of_one_that_was_not() {
+    let scene = scene();
+    let texts = |count: usize| -> String { (0..count).map(|at| format!("text {at} of several {}\n", at * at)).collect() };
+    scene.write("texts.txt", texts(300));
+    let partial = |output: &str| {
+        let is_of = |name: &String| name.starts_with(&format!("{output}.")) && name.ends_with(".partial");
+        scene.names(".").into_iter().find(is_of)
+    };
+    for output in ["v.npy", "v.parquet", "v.jsonl"] {
+        let flags = ["--model", "run", "--batch-samples", "1", "--output", output];
+        embed(&scene, &flags).expect_code(0);
+        assert_eq!(partial(output), None, "nothing is left");
+        let whole = scene.read(output);
+        std::fs::remove_file(scene.path(output)).expect("the vectors");
+        let usual = ["embed", "--input", "texts.txt", "--max-source-tokens", "32"].iter().chain(&flags);
+        let running = scene.start(&usual.map(|word| (*word).to_owned()).collect::<Vec<_>>());
+        let length = |name: &str| std::fs::metadata(scene.path(name)).map_or(0, |file| file.len());
+        // The whole file is in place when the command was faster than this look at it.
+        let has_rows = || length(output) > 0 || partial(output).is_some_and(|name| length(&name) > 0);
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while !has_rows() && std::time::Instant::now() < end {
+            std::thread::yield_now();
+        }
+        running.kill();
+        if let Some(name) = partial(output) {
+            // A part of a vector more, as a torn write leaves it.
+            let torn = [scene.read(&name), vec![7; 5]].concat();
+            scene.write(&name, &torn);
+            embed(&scene, &flags).expect_code(0).expect_words(&["goes on behind"]);
+        }
+        assert!(scene.read(output) == whole && partial(output).is_none(), "{output}");
+    }
+    // Other settings have a file of their own.
+    embed(&scene, &["--model", "run", "--batch-samples", "1", "--normalize", "--output", "v.npy"]).expect_code(0);
+}

@@ -149,6 +149,7 @@ const ROWS: &[Row] = &[
 #[rustfmt::skip]
 const ELSEWHERE: &[(&str, &[&str], &str)] = &[
     ("eval", &["--offload-dir"], "tests/inference.rs"),
+    ("eval", &["--corpus", "--queries", "--qrels", "--query-prefix", "--passage-prefix"], "tests/embedding.rs"),
     ("eval", &["--threads"], "tests/flags.rs"),
     ("eval", &["--max-new-tokens", "--sample", "--min-new-tokens", "--keep-special-tokens"], "docs/generation.md"),
     ("generate", &["--threads"], "tests/flags.rs"),

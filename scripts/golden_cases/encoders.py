@@ -9,7 +9,7 @@ Cases of `GEMMA` are T5Gemma and T5Gemma 2, one source at a time: beside longer 
 later.
 `weighted` has steps of these classifiers with weights of their classes, as torch's losses take them: the loss of a step is the weighted one.
 `contrastive` has steps of `encoder` with losses of its vectors, written out as sentence-transformers defines them: by case the settings, and of
-each step the rows of texts, the loss and the norm of the gradient.
+each step the rows of texts, their scores if the loss has such, the loss and the norm of the gradient.
 """
 
 import torch
@@ -62,6 +62,9 @@ CONTRASTIVE = {
     "mnr_negatives": {"loss": "mnr", "pooling": "max", "temperature": 0.2, "has_negatives": True, "sizes": [16, 5]},
     "triplet": {"loss": "triplet", "pooling": "cls", "margin": 5.0, "has_negatives": True},
     "triplet_normal": {"loss": "triplet", "pooling": "last", "margin": 0.5, "has_negatives": True, "normalizes": True},
+    "cosine": {"loss": "cosine", "pooling": "mean", "largest_score": 5.0},
+    "cosine_sizes": {"loss": "cosine", "pooling": "last", "sizes": [16, 4]},
+    "cosent": {"loss": "cosent", "pooling": "mean", "temperature": 0.05},
 }
 
 
@@ -214,12 +217,17 @@ def write_contrastive(folder, seed):
             rows = [make_sources(texts, generator) for _ in range(7)]
             batch = inputs([text for row in rows for text in row])
             vectors = pooled(model(**batch).last_hidden_state, batch["attention_mask"], settings["pooling"])
-            loss = contrastive_loss(vectors.unflatten(0, (len(rows), texts)), settings)
+            scores = {}
+            if settings["loss"] in ("cosine", "cosent"):
+                # Tenths of the largest score; some are equal.
+                tenths = torch.randint(-10, 11, (len(rows),), generator=generator)
+                scores = {"scores": (tenths * settings.get("largest_score", 1.0) / 10).tolist()}
+            loss = contrastive_loss(vectors.unflatten(0, (len(rows), texts)), settings | scores)
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
             optimizer.step()
             optimizer.zero_grad()
-            steps.append({"rows": rows, "loss": loss.item(), "grad_norm": norm.item()})
+            steps.append({"rows": rows, "loss": loss.item(), "grad_norm": norm.item()} | scores)
         cases[name] = {"settings": settings, "steps": steps}
     write_json(folder / "contrastive.json", {"optimizer": OPTIMIZER, "grad_clip_norm": CLIP_NORM, "cases": cases})
 
@@ -245,6 +253,15 @@ def contrastive_loss(vectors, settings):
     if settings["loss"] == "triplet":
         distance = lambda other: torch.nn.functional.pairwise_distance(vectors[:, 0], vectors[:, other])  # noqa: E731
         return torch.relu(distance(1) - distance(2) + settings["margin"]).mean()
+    if settings["loss"] in ("cosine", "cosent"):
+        scores = torch.tensor(settings["scores"], dtype=vectors.dtype) / settings.get("largest_score", 1.0)
+        cosines = torch.nn.functional.cosine_similarity(vectors[:, 0], vectors[:, 1])
+        if settings["loss"] == "cosine":
+            return torch.nn.functional.mse_loss(cosines, scores)
+        # sentence-transformers' CoSENTLoss: all differences, of which those of rows in order are kept.
+        scaled = cosines / settings["temperature"]
+        differences = (scaled[None, :] - scaled[:, None])[scores[:, None] > scores[None, :]]
+        return torch.logsumexp(torch.cat([torch.zeros(1, dtype=vectors.dtype), differences]), dim=0)
     candidates = vectors[:, 1:].transpose(0, 1).flatten(0, 1)
     scores = normalize(vectors[:, 0], dim=-1) @ normalize(candidates, dim=-1).T / settings["temperature"]
     return torch.nn.functional.cross_entropy(scores, torch.arange(len(vectors)))

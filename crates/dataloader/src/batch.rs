@@ -9,7 +9,7 @@ use parquet_dataset::{Dataset, Rows};
 
 use crate::error::{BadRow, BadValue};
 use crate::mixture::Sequence;
-use crate::objective::{Prepared, Refused, Sample, SampleLimits};
+use crate::objective::{Judged, Prepared, Refused, Sample, SampleLimits};
 use crate::random::Key;
 use crate::row_text::{RowText, TextLocation};
 use crate::side::Side;
@@ -59,11 +59,11 @@ pub struct Batch {
     pub targets: Vec<Vec<u32>>,
     /// The targets that were not chosen, as `targets`. Empty unless the objective is [`crate::Objective::Preference`].
     pub rejected: Vec<Vec<u32>>,
-    /// Whether each target is desirable. Empty unless the objective is [`crate::Objective::Labelled`].
+    /// Whether each target is desirable. Empty unless the objective is [`crate::Objective::Labelled`] without scores.
     pub labels: Vec<bool>,
     /// The numbers of samples of the lists that they are of, in order. Empty unless the objective is [`crate::Objective::Lists`].
     pub lists: Vec<usize>,
-    /// The label of each sample of these lists.
+    /// The label of each sample of these lists, or the score of each row of two texts.
     pub gains: Vec<f64>,
     /// The text of each sample's target column, cut to [`KEPT_TEXT_BYTES`]. Empty unless [`LoaderOptions::keep_texts`] is
     /// set.
@@ -325,14 +325,14 @@ impl BatchMaker {
         texts: &mut [RowText],
         row: u64,
         key: Key,
-    ) -> Result<(Sample, bool, Option<bool>), NoSample> {
+    ) -> Result<(Sample, bool, Option<Judged>), NoSample> {
         let mut ids = Vec::with_capacity(texts.len());
         let (mut is_cut_left, mut label) = (false, None);
         for (number, text) in texts.iter_mut().enumerate() {
             if self.options.objective.is_label(number) {
                 let said = text.beginning().map_err(|fault| NoSample::new(fault, number))?;
-                let refused = Refused { column: number, value: BadValue::NoLabel };
-                label = Some(row_files::truth_of_label(said).ok_or(NoSample::Refused(refused))?);
+                let refused = |value| NoSample::Refused(Refused { column: number, value });
+                label = Some(self.options.objective.judged(said).map_err(refused)?);
                 continue;
             }
             if self.objective.is_of_labels(number) {
@@ -364,7 +364,7 @@ impl BatchMaker {
         &self,
         batch: &mut Batch,
         (row, texts): (u64, &[RowText]),
-        (sample, is_cut_left, label): (Sample, bool, Option<bool>),
+        (sample, is_cut_left, label): (Sample, bool, Option<Judged>),
     ) -> Result<(), NoSample> {
         let target = target_column(texts.len());
         let wanted = [(self.options.keep_prompts && target > 0, 0), (self.options.keep_texts, target)];
@@ -385,7 +385,11 @@ impl BatchMaker {
         batch.sources.push(sample.source);
         batch.targets.push(sample.target);
         batch.rejected.extend(sample.rejected);
-        batch.labels.extend(label);
+        match label {
+            Some(Judged::Truth(is_desirable)) => batch.labels.push(is_desirable),
+            Some(Judged::Score(score)) => batch.gains.push(score),
+            None => {}
+        }
         Ok(())
     }
 

@@ -37,7 +37,7 @@ pub enum Objective {
         /// Column of the rejected answers.
         rejected_column: String,
     },
-    /// The prompt is the source of one target, which is desirable or not.
+    /// The prompt is the source of one target, which is desirable or not; or two texts have a score.
     Labelled {
         /// Column of the prompts.
         prompt_column: String,
@@ -45,6 +45,9 @@ pub enum Objective {
         completion_column: String,
         /// Column of the labels; see [`row_files::truth_of_label`].
         label_column: String,
+        /// Whether labels are numbers.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        are_scores: bool,
     },
     /// The prompt is the source, and the response is its label or its number.
     Labels {
@@ -103,7 +106,7 @@ impl Objective {
             Self::Preference { prompt_column, chosen_column, rejected_column } => {
                 vec![prompt_column.clone(), chosen_column.clone(), rejected_column.clone()]
             }
-            Self::Labelled { prompt_column, completion_column, label_column } => {
+            Self::Labelled { prompt_column, completion_column, label_column, .. } => {
                 vec![prompt_column.clone(), completion_column.clone(), label_column.clone()]
             }
             Self::Labels { prompt_column, label_column, .. } => vec![prompt_column.clone(), label_column.clone()],
@@ -149,6 +152,19 @@ impl Objective {
         matches!(self, Self::Labelled { .. }) && column == 2
     }
 
+    /// The label that a text is.
+    ///
+    /// # Errors
+    /// The text is none.
+    pub(crate) fn judged(&self, text: &str) -> Result<Judged, BadValue> {
+        match self {
+            Self::Labelled { are_scores: true, .. } => {
+                row_files::score_of_label(text).map(Judged::Score).ok_or(BadValue::NotANumber)
+            }
+            _ => row_files::truth_of_label(text).map(Judged::Truth).ok_or(BadValue::NoLabel),
+        }
+    }
+
     /// Bytes of a column's values that are read with their batch: enough for the tokens of usual text, or a whole
     /// piece.
     pub(crate) fn read_bytes(&self, column: usize, options: &LoaderOptions, tokenizer: &Tokenizer) -> u64 {
@@ -166,6 +182,15 @@ impl Objective {
             Self::Labels { .. } | Self::LabelsOfWords { .. } => MAX_PIECE_BYTES,
         }
     }
+}
+
+/// What a row says of its target.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Judged {
+    /// Whether it is desirable.
+    Truth(bool),
+    /// How near it is.
+    Score(f64),
 }
 
 /// Token lengths and ids that every objective needs.

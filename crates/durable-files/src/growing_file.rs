@@ -47,6 +47,14 @@ impl GrowingFile {
         &self.file
     }
 
+    /// Removes the file, when what was made of it is in place.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn remove(self) -> Result<()> {
+        self.directory.remove_file(&self.growing).map_err(|e| Error::io("remove", &self.path, e))
+    }
+
     /// Gives the whole file its name. A file that had the name is replaced.
     ///
     /// # Errors
@@ -80,5 +88,9 @@ mod tests {
         assert!(!path.exists());
         again.commit().unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "one two");
+        let other = GrowingFile::open(&path, 8).unwrap();
+        let growing = other.path().to_owned();
+        other.remove().unwrap();
+        assert!(!growing.exists() && path.exists());
     }
 }

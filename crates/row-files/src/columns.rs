@@ -35,7 +35,7 @@ pub enum Pairing {
         /// Whether each answer becomes a row of its own, with a label.
         is_split: bool,
     },
-    /// Columns of a prompt, of an answer to it, and of a label that says whether the answer is desirable.
+    /// Columns of a prompt, of an answer to it, and of a label that says whether the answer is desirable; or of two texts and a score.
     Labelled {
         /// Column of the prompts.
         prompt: String,
@@ -43,6 +43,8 @@ pub enum Pairing {
         completion: String,
         /// Column of the labels; see [`truth_of_label`].
         label: String,
+        /// Whether labels are numbers.
+        is_score: bool,
     },
     /// Lines of a prompt, perhaps after a system's message and earlier turns.
     Instruction(Instruction),
@@ -111,7 +113,7 @@ pub struct Chosen {
     pub is_text: bool,
     /// Columns of chosen and rejected answers, if such rows are wanted.
     pub preference: Option<[Option<String>; 2]>,
-    /// Whether rows of one answer and a label are wanted.
+    /// Whether rows of one answer and a label are wanted. For an encoder, the label is a score.
     pub has_labels: bool,
     /// Whether rows of texts that belong together are wanted, for an encoder.
     pub is_of_vectors: bool,
@@ -138,6 +140,11 @@ pub fn truth_of_label(text: &str) -> Option<bool> {
     }
 }
 
+/// The number that a label is. `None` if it is none.
+pub fn score_of_label(text: &str) -> Option<f64> {
+    text.trim().parse().ok().filter(|score: &f64| score.is_finite())
+}
+
 impl Pairing {
     /// The pairing of two templates: two columns, if each is one.
     pub(crate) fn of_templates(source: Template, target: Template, needs_all: bool) -> Self {
@@ -156,7 +163,7 @@ impl Pairing {
             Self::Preference { prompt, chosen, rejected, .. } => {
                 prompt.iter().chain([chosen, rejected]).map(Column::text).collect()
             }
-            Self::Labelled { prompt, completion, label } => [prompt, completion, label].map(Column::text).to_vec(),
+            Self::Labelled { prompt, completion, label, .. } => [prompt, completion, label].map(Column::text).to_vec(),
             Self::Instruction(of) => {
                 let texts = of.lines.iter().chain([&of.output]).chain(&of.system).map(Column::text);
                 texts.chain(of.history.iter().map(Column::chat)).collect()
@@ -270,7 +277,10 @@ impl Pairing {
                 let rows = if *is_split { "; each answer is a row with a label" } else { "" };
                 format!("{prompt}, chosen answer from `{chosen}`, rejected answer from `{rejected}`{rows}")
             }
-            Self::Labelled { prompt, completion, label } => {
+            Self::Labelled { prompt, completion, label, is_score: true } => {
+                format!("texts from `{prompt}` and `{completion}`, their score from `{label}`")
+            }
+            Self::Labelled { prompt, completion, label, .. } => {
                 format!("prompt from `{prompt}`, answer from `{completion}`, its label from `{label}`")
             }
             Self::Instruction(of) => {
@@ -368,6 +378,13 @@ impl Pairing {
             Self::Preference { prompt, chosen, rejected, .. } => {
                 let ([.., rejected], _) = values.preference((prompt.as_deref(), [chosen, rejected]), None)?;
                 Ok(Some(rejected))
+            }
+            Self::Labelled { label, is_score: true, .. } => {
+                let text = values.text(label)?;
+                match score_of_label(text) {
+                    Some(_) => Ok(Some(Cow::Borrowed(text))),
+                    None => Err(RowFault::NoScore(label.clone(), text.to_owned())),
+                }
             }
             Self::Labelled { label, .. } => match truth_of_label(values.text(label)?) {
                 Some(truth) => Ok(Some(Cow::Owned(truth.to_string()))),

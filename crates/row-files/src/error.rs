@@ -367,6 +367,10 @@ pub enum RowFault {
     NoLabel(String),
     /// The value of this column is no number.
     NotANumber(String, String),
+    /// The value of this column is no number, where two texts have a score.
+    NoScore(String, String),
+    /// A record of FASTA is no sequence, or its labels are not there.
+    NoSequence(String),
     /// A list of one column has another length than that of another.
     UnequalLists(String, usize, String, usize),
     /// An element of the list of this column, by its place from 1, is null, empty or only white space.
@@ -420,6 +424,10 @@ impl RowFault {
                 "only a list of texts is read as a text; write the column again as text, or name another one".to_owned(),
             ),
             Self::NotANumber(..) => Some("0 stands for a text that is not relevant, 1 or more for one that is".to_owned()),
+            Self::NoSequence(_) => Some(
+                "expected a line such as `>P12345` before each sequence of letters; labels are in NAME.labels.fasta, behind the same names"
+                    .to_owned(),
+            ),
             Self::WrongType(_, OBJECT) | Self::NotAnObject(LIST) => Some(
                 "expected an object a row; pandas writes them with `df.to_json(path, orient=\"records\", lines=True)`"
                     .to_owned(),
@@ -446,7 +454,8 @@ impl fmt::Display for RowFault {
             Self::NoLabel(column) => {
                 write!(f, "column `{}`: expected a label, which is true or false, or 1 or 0", shortened(column))
             }
-            Self::NotANumber(column, got) => {
+            Self::NoSequence(problem) => write!(f, "{problem}"),
+            Self::NotANumber(column, got) | Self::NoScore(column, got) => {
                 write!(f, "column `{}`: expected a number, got `{}`", shortened(column), shortened(got))
             }
             Self::UnequalLists(column, got, of, expected) => {

@@ -90,6 +90,8 @@ const LABELS_OF_WORDS: &[&str] = &["ner_tags", "tags", "labels", "pos_tags", "ch
 const ANCHORS: &[&str] = &["query", "anchor", "sentence1", "question", "premise", "prompt"];
 const POSITIVES: &[&str] =
     &["positive", "pos", "sentence2", "passage", "document", "answer", "entailment", "text", "response", "chosen"];
+/// Columns of how near two texts are.
+const SCORES_OF_PAIRS: &[&str] = &["score", "similarity_score", "similarity", "relatedness_score", "label"];
 /// Columns of texts that are ranked for a query, and of how relevant they are.
 const RANKED: &[&str] =
     &["passages", "documents", "texts", "passages.passage_text", "passage", "document", "text", "positive", "response"];
@@ -163,6 +165,10 @@ impl Pairing {
             };
             let [prompt, positive] = [(&chosen.prompt, ANCHORS), (&chosen.response, POSITIVES)];
             let (prompt, response) = (column(prompt.0, prompt.1)?, column(positive.0, positive.1)?);
+            if chosen.has_labels {
+                let label = column(&chosen.label, SCORES_OF_PAIRS)?;
+                return Ok(Self::Labelled { prompt, completion: response, label, is_score: true });
+            }
             return Ok(match &chosen.preference {
                 Some([_, Some(negative)]) => {
                     let rejected = file.required(negative)?;
@@ -194,6 +200,7 @@ impl Pairing {
                 prompt: file.required(chosen.prompt.as_deref().unwrap_or("prompt"))?,
                 completion: file.required(chosen.response.as_deref().unwrap_or(usual))?,
                 label: file.required(chosen.label.as_deref().unwrap_or("label"))?,
+                is_score: false,
             });
         }
         if chosen.is_of_words {

@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 
 use crate::encoding::{Decoded, Encoding};
 use crate::error::Error;
+use crate::fasta;
 use crate::options::ReadOptions;
 
 /// Bytes of decompressed text that are read at a time.
@@ -56,6 +57,16 @@ pub struct Digested {
     pub bytes: u64,
     /// SHA-256 in hexadecimal.
     pub sha256: String,
+}
+
+impl Digested {
+    /// The digest of a file and of the labels beside it.
+    pub(crate) fn with_labels(self, labels: Option<Digested>) -> Self {
+        match labels {
+            Some(labels) => Self { sha256: sha256(format!("{}{}", self.sha256, labels.sha256).as_bytes()), ..self },
+            None => self,
+        }
+    }
 }
 
 /// The text of a file.
@@ -284,8 +295,16 @@ pub(crate) fn guess_encoding(path: &Path, options: &ReadOptions) -> Option<Encod
 /// Bytes at the beginning of a file from which its encoding is guessed.
 const SAMPLE_BYTES: usize = 1 << 20;
 
-/// Computes the digest of a file's bytes.
+/// Computes the digest of a file's bytes, and of those of the labels beside it, if it has such.
+///
+/// # Errors
+/// The file cannot be read.
 pub fn digest(path: &Path) -> Result<Digested, Error> {
+    let labels = fasta::labels_beside(path).map(|labels| digest_alone(&labels)).transpose()?;
+    Ok(digest_alone(path)?.with_labels(labels))
+}
+
+fn digest_alone(path: &Path) -> Result<Digested, Error> {
     let failed = |source| Error::Io { path: path.to_owned(), action: "read", source };
     let file = regular_file::open(path).map_err(failed)?;
     let mut raw = Raw { file, bytes: 0, hash: Some(Sha256::new()) };

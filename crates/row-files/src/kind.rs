@@ -7,6 +7,7 @@ use crate::classes::Classes;
 use crate::delimited::Records;
 use crate::encoding::Encoding;
 use crate::error::{Error, RowError, RowFault};
+use crate::fasta::{self, FastaRows};
 use crate::input::{Compression, Input, guess_encoding};
 use crate::json::{self, JsonRows, Layout};
 use crate::options::{Quoting, ReadOptions};
@@ -20,6 +21,8 @@ pub enum Form {
     Json(Layout),
     /// Fields between delimiters, with a header.
     Delimited(u8),
+    /// Sequences behind their names.
+    Fasta,
 }
 
 /// A file's detected format.
@@ -69,6 +72,7 @@ impl Form {
             Self::Json(Layout::Wrapped) => "a JSON array in an object",
             Self::Delimited(b'\t') => "TSV",
             Self::Delimited(_) => "CSV",
+            Self::Fasta => "FASTA",
         }
     }
 }
@@ -97,6 +101,7 @@ impl Kind {
             }
             Form::Parquet => Vec::new(),
             Form::Json(layout) => keys(path, layout, options)?,
+            Form::Fasta => FastaRows::columns(path, options)?,
             Form::Delimited(delimiter) => {
                 Records::new(Input::open(path, options, false)?, delimiter, options.quoting).header()?
             }
@@ -262,6 +267,9 @@ fn form(path: &Path, beginning: &[u8]) -> Result<Form, Error> {
             "this is one object with a list for each column".to_owned(),
             "write an object a row; pandas does with `df.to_json(path, orient=\"records\", lines=True)`",
         );
+    }
+    if fasta::is_fasta(&extension) {
+        return Ok(Form::Fasta);
     }
     let first_line = text.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let is_object =

@@ -6,6 +6,7 @@ use crate::arrow_rows::ArrowRows;
 use crate::column::Column;
 use crate::delimited::{DelimitedRows, Notes};
 use crate::error::{Error, RowError, RowFault};
+use crate::fasta::FastaRows;
 use crate::input::{Compression, Digested, Input};
 use crate::json::JsonRows;
 use crate::kind::{Form, Kind, row_error};
@@ -42,6 +43,7 @@ pub struct Rows {
 enum Reader {
     Json(JsonRows),
     Delimited(DelimitedRows),
+    Fasta(Box<FastaRows>),
     Parquet(Box<ParquetRows>),
     Arrow(Box<ArrowRows>),
 }
@@ -61,6 +63,7 @@ impl Rows {
                 let input = Input::open(path, &kind.options, digest)?;
                 Reader::Delimited(DelimitedRows::new(input, delimiter, kind.options.quoting, wanted)?)
             }
+            Form::Fasta => Reader::Fasta(Box::new(FastaRows::open(path, &kind.options, digest, wanted)?)),
             Form::Parquet if kind.compression == Compression::None => match ParquetRows::open(path, kind, wanted)? {
                 Some(rows) => Reader::Parquet(Box::new(rows)),
                 None => Reader::Arrow(Box::new(ArrowRows::open(path, kind, wanted)?)),
@@ -85,6 +88,7 @@ impl Rows {
         let read = match &mut self.reader {
             Reader::Json(rows) => rows.next(row)?,
             Reader::Delimited(rows) => rows.next(row)?,
+            Reader::Fasta(rows) => rows.next(row)?,
             Reader::Parquet(rows) => rows.next(row)?,
             Reader::Arrow(rows) => rows.next(row)?,
         };
@@ -125,6 +129,7 @@ impl Rows {
         match &self.reader {
             Reader::Json(rows) => rows.input().share_read(),
             Reader::Delimited(rows) => rows.input().share_read(),
+            Reader::Fasta(rows) => rows.input().share_read(),
             Reader::Parquet(rows) => rows.next_row() as f64 / rows.rows().max(1) as f64,
             Reader::Arrow(rows) => rows.next_row() as f64 / rows.rows().max(1) as f64,
         }
@@ -143,6 +148,11 @@ impl Rows {
         let input = match self.reader {
             Reader::Json(rows) => rows.into_input(),
             Reader::Delimited(rows) => rows.into_input(),
+            Reader::Fasta(rows) => {
+                let (sequences, labels) = rows.into_inputs();
+                let (sequences, labels) = (sequences.finish()?, labels.map(Input::finish).transpose()?);
+                return Ok(Some(sequences.with_labels(labels)));
+            }
             Reader::Parquet(_) | Reader::Arrow(_) => return Ok(None),
         };
         input.finish().map(Some)

@@ -102,6 +102,7 @@ pub fn score_name(name: &str) -> String {
         "exact_match" => "exact match".to_owned(),
         "rewards/accuracies" => "chosen preferred".to_owned(),
         "rewards/margins" => "reward margin".to_owned(),
+        "mrr@10" | "ndcg@10" => name.to_uppercase(),
         name => name.replace('_', " ").replace("rouge", "ROUGE-"),
     }
 }
@@ -110,7 +111,7 @@ pub fn score_name(name: &str) -> String {
 pub fn score(name: &str, value: f64) -> String {
     if name.starts_with("bleu") || name.starts_with("chrf") {
         format!("{value:.1}")
-    } else if ["preference_loss", "rewards/margins"].contains(&name) {
+    } else if ["preference_loss", "rewards/margins", "mrr@10", "ndcg@10", "pearson", "spearman"].contains(&name) {
         format!("{value:.4}")
     } else {
         format!("{:.1} %", 100.0 * value)

@@ -47,6 +47,8 @@ pub struct Evaluation {
     pub wanted: usize,
     /// Rows scored, and of these, rows generated.
     pub samples: (u64, u64),
+    /// The share of texts that are among the first, by their number. Empty if nothing is searched.
+    pub recall: Vec<(f64, f64)>,
     /// The scores of each label as JSON text, if the answers are labels.
     pub classes: Option<String>,
     /// The scores of each task as JSON text, if the rows have tasks.
@@ -140,6 +142,18 @@ pub struct Run {
     end: Option<(String, Value)>,
     clock: Clock,
     first_ms: Option<u64>,
+}
+
+/// The shares in fields `recall@K` of an evaluation, by K.
+fn recall(fields: &Value) -> Vec<(f64, f64)> {
+    const MOST: usize = 16;
+    let named = fields.as_object().into_iter().flatten().filter_map(|(name, value)| {
+        let cut: u32 = name.strip_prefix("recall@")?.parse().ok().filter(|cut| *cut > 0)?;
+        Some((f64::from(cut), value.as_f64().filter(|share| (0.0..=1.0).contains(share))?))
+    });
+    let mut curve: Vec<(f64, f64)> = named.take(MOST).collect();
+    curve.sort_by(|one, other| one.0.total_cmp(&other.0));
+    curve
 }
 
 impl Run {
@@ -316,10 +330,18 @@ impl Run {
         let scores = fields.as_object().into_iter().flatten();
         let scores = scores.filter(|(name, _)| !FIGURES.contains(&name.as_str()));
         let scores = scores.filter_map(|(name, value)| Some((clipped(name, 24), value.as_f64()?)));
-        const OF_PREFERENCES: [&str; 3] = ["preference_loss", "rewards/accuracies", "rewards/margins"];
-        let of_preferences = OF_PREFERENCES.into_iter().filter(|name| fields[name].is_number());
+        const NO_ANSWERS: [&str; 7] = [
+            "preference_loss",
+            "rewards/accuracies",
+            "rewards/margins",
+            "recall@1",
+            "recall@10",
+            "mrr@10",
+            "ndcg@10",
+        ];
+        let of_others = NO_ANSWERS.into_iter().filter(|name| fields[name].is_number());
         let metrics = fields["metrics"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        let wanted: Vec<&str> = of_preferences.chain(metrics).collect();
+        let wanted: Vec<&str> = of_others.chain(metrics).collect();
         let mut scores: Vec<(String, f64)> = scores.collect();
         scores.sort_by_key(|(name, _)| wanted.iter().position(|other| other == name).unwrap_or(usize::MAX));
         scores.truncate(MAX_SCORES);
@@ -332,6 +354,7 @@ impl Run {
             wanted: if wanted.is_empty() { scores.len().min(2) } else { wanted.len().min(scores.len()) },
             scores,
             samples: (fields["samples"].as_u64().unwrap_or(0), fields["generated_samples"].as_u64().unwrap_or(0)),
+            recall: recall(fields),
             classes: text_of("classes"),
             tasks: text_of("tasks"),
         };

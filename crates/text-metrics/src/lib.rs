@@ -8,11 +8,12 @@
 //! | [`labels`] | scikit-learn's `accuracy_score`, `precision_recall_fscore_support` and `confusion_matrix` over the references' labels; `matthews_corrcoef` |
 //! | span F1 | seqeval's `f1_score` |
 //! | [`ranking`] | trec_eval's `ndcg_cut_10`, and `recip_rank` of the first ten |
+//! | [`searches`] | trec_eval's `recall_K` and `ndcg_cut_10`, and `recip_rank` of the first ten |
 //! | Pearson, Spearman | SciPy's `pearsonr` and `spearmanr` |
 //!
 //! [`Scores`] computes any of them in one pass over a corpus.
 //!
-//! Invariants: a corpus of any size takes the memory of one row, and of the distinct labels if labels are counted, and eight bytes a row for correlations. The
+//! Invariants: a corpus of any size takes the memory of one row, and of the distinct labels if labels are counted, and sixteen bytes a row for correlations. The
 //! order of the rows does not matter, except for the last bits of a mean.
 //!
 //! ```
@@ -28,13 +29,14 @@ pub mod chrf;
 pub mod labels;
 mod metric;
 mod ngrams;
-mod numbers;
+pub mod numbers;
 mod porter;
 mod python;
 pub mod ranking;
 pub mod rouge;
 mod scores;
 mod script;
+pub mod searches;
 mod spans;
 
 pub use metric::{Metric, UnknownMetric};

@@ -3,22 +3,26 @@
 /// The numbers of a corpus.
 #[derive(Clone, Debug, Default)]
 pub struct Numbers {
-    answers: Vec<f32>,
-    references: Vec<f32>,
+    answers: Vec<f64>,
+    references: Vec<f64>,
 }
 
 impl Numbers {
-    /// Adds an answer and the right number. A text that is no number counts as 0.
-    pub fn add(&mut self, hypothesis: &str, reference: &str) {
-        let number = |text: &str| text.trim().parse().unwrap_or(0.0);
-        self.answers.push(number(hypothesis));
-        self.references.push(number(reference));
+    /// Adds the texts of an answer and of the right number, which have the precision of f32. A text that is no number counts as 0.
+    pub fn add_texts(&mut self, hypothesis: &str, reference: &str) {
+        let number = |text: &str| f64::from(text.trim().parse::<f32>().unwrap_or(0.0));
+        self.add(number(hypothesis), number(reference));
+    }
+
+    /// Adds a number and the right one.
+    pub fn add(&mut self, answer: f64, reference: f64) {
+        self.answers.push(answer);
+        self.references.push(reference);
     }
 
     /// Pearson's correlation, -1 to 1; 0 where it is not defined.
     pub fn pearson(&self) -> f64 {
-        let values = |of: &[f32]| of.iter().map(|value| f64::from(*value)).collect::<Vec<_>>();
-        correlation(&values(&self.answers), &values(&self.references))
+        correlation(&self.answers, &self.references)
     }
 
     /// Spearman's correlation: Pearson's of the ranks.
@@ -28,7 +32,7 @@ impl Numbers {
 }
 
 /// The rank of each value. Equal values have the mean of their ranks.
-fn ranks(values: &[f32]) -> Vec<f64> {
+fn ranks(values: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|&a, &b| values[a].total_cmp(&values[b]));
     let mut ranks = vec![0.0; values.len()];
@@ -58,7 +62,7 @@ mod tests {
     fn equal_values_share_a_rank_and_no_spread_is_no_correlation() {
         assert_eq!(ranks(&[3.0, 1.0, 3.0, 2.0]), [3.5, 1.0, 3.5, 2.0]);
         let mut flat = Numbers::default();
-        [("1", "2"), ("1", "3")].iter().for_each(|(answer, right)| flat.add(answer, right));
+        [("1", "2"), ("1", "3")].iter().for_each(|(answer, right)| flat.add_texts(answer, right));
         assert_eq!((flat.pearson(), flat.spearman()), (0.0, 0.0));
     }
 }

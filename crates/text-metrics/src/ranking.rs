@@ -33,17 +33,22 @@ impl Ranking {
     pub fn add(&mut self, texts: &[(f64, f64)]) {
         let mut ranked = texts.to_vec();
         ranked.sort_by(|one, other| other.0.total_cmp(&one.0));
+        let gains: Vec<f64> = ranked.iter().map(|(_, gain)| *gain).collect();
+        self.add_found(&gains, &gains);
+    }
+
+    /// Adds a query with the gains of its texts, the best first, and those of all that were judged.
+    pub(crate) fn add_found(&mut self, gains: &[f64], judged: &[f64]) {
         let discounted = |gains: &[f64]| -> f64 {
             let places = gains.iter().take(CUT).enumerate();
             #[expect(clippy::cast_precision_loss, reason = "at most ten places")]
             places.map(|(place, gain)| gain.max(0.0) / (place as f64 + 2.0).log2()).sum()
         };
-        let gains: Vec<f64> = ranked.iter().map(|(_, gain)| *gain).collect();
-        let mut best = gains.clone();
+        let mut best = judged.to_vec();
         best.sort_by(|one, other| other.total_cmp(one));
         let ideal = discounted(&best);
         self.queries += 1;
-        self.ndcg += if ideal > 0.0 { discounted(&gains) / ideal } else { 0.0 };
+        self.ndcg += if ideal > 0.0 { discounted(gains) / ideal } else { 0.0 };
         let first = gains.iter().take(CUT).position(|gain| *gain > 0.0);
         #[expect(clippy::cast_precision_loss, reason = "at most ten places")]
         let reciprocal = first.map_or(0.0, |place| 1.0 / (place as f64 + 1.0));

@@ -121,7 +121,7 @@ impl Scores {
             row.push((Metric::ExactMatch, f64::from(u8::from(is_exact))));
         }
         if is_any(&[Metric::Pearson, Metric::Spearman]) {
-            self.numbers.add(hypothesis, reference);
+            self.numbers.add_texts(hypothesis, reference);
         }
         if is_any(&[Metric::SpanF1]) {
             self.spans.add(hypothesis, reference);

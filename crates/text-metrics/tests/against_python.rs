@@ -8,6 +8,7 @@ use text_metrics::bleu::{Bleu, Tokenization};
 use text_metrics::chrf::{CHRF_PLUS_PLUS, Chrf};
 use text_metrics::labels::Labels;
 use text_metrics::ranking::Ranking;
+use text_metrics::searches::{self, Searches};
 use text_metrics::rouge::{Rouge, RougeScore};
 use text_metrics::{LabelsInText, Metric, Scores, Settings};
 
@@ -191,6 +192,29 @@ fn labels_of_words_sets_of_labels_and_numbers_have_the_scores_of_seqeval_scikit_
     }
     for case in goldens["sets"].as_array().unwrap() {
         check(case, "accuracy,micro_f1,macro_f1", LabelsInText::Set);
+    }
+}
+
+#[test]
+fn searches_are_scored_as_by_trec_eval_texts_with_equal_scores_and_texts_that_are_not_found_too() {
+    for (number, case) in goldens("ranking/searches.json").as_array().unwrap().iter().enumerate() {
+        let mut scores = Searches::default();
+        for (query, found) in case["run"].as_object().unwrap() {
+            let judged = case["judged"][query].as_object().unwrap();
+            let gain = |name: &str| judged.get(name).map_or(0.0, |gain| gain.as_f64().unwrap());
+            #[expect(clippy::cast_possible_truncation, reason = "sixteenths")]
+            let score = |score: &Value| score.as_f64().unwrap() as f32;
+            let mut found: Vec<(f32, &str)> = found.as_object().unwrap().iter().map(|(n, s)| (score(s), &**n)).collect();
+            found.sort_by(|one, other| searches::order(*one, *other));
+            let gains: Vec<f64> = found.iter().map(|(_, name)| gain(name)).collect();
+            scores.add(&gains, &judged.values().map(|gain| gain.as_f64().unwrap()).collect::<Vec<_>>());
+        }
+        let means = scores.means().unwrap();
+        for ((cut, got), expected) in searches::CUTS.iter().zip(means.recall).zip(floats(&case["recall"])) {
+            close(got, expected, 1e-12, &format!("case {number}, recall@{cut}"));
+        }
+        close(means.mrr, case["mrr"].as_f64().unwrap(), 1e-12, &format!("case {number}, MRR@10"));
+        close(means.ndcg, case["ndcg"].as_f64().unwrap(), 1e-12, &format!("case {number}, NDCG@10"));
     }
 }
 

@@ -248,7 +248,9 @@ impl Evaluation {
         }
         if let Some(contrastive) = &self.options.contrastive {
             let vectors = self.vectors(model, contrastive, batch, interrupted)?;
-            return Ok(vectors.map(|vectors| Computed { vectors, ..Computed::default() }));
+            let of_row = |&gain: &f64| RankedText { gain, ..RankedText::default() };
+            let ranked = batch.labels.gains.iter().map(of_row).collect();
+            return Ok(vectors.map(|vectors| Computed { vectors, ranked, ..Computed::default() }));
         }
         if let Some((ranking, answers)) = &self.options.ranking {
             let ranked = self.rank(model, (ranking, answers), batch, interrupted)?;

@@ -270,7 +270,7 @@ impl TrainerOptions {
     }
 
     fn validate_contrastive(&self) -> Result<()> {
-        let Some(Contrastive { loss, temperature, margin, has_negatives, .. }) = self.contrastive else {
+        let Some(Contrastive { loss, temperature, margin, has_negatives, largest_score, .. }) = self.contrastive else {
             return Ok(());
         };
         if !(temperature.is_finite() && temperature > 0.0) {
@@ -278,6 +278,12 @@ impl TrainerOptions {
         }
         if !(margin.is_finite() && margin >= 0.0) {
             return Err(Error::invalid_option("embedding.margin", "a finite number from 0 up", margin));
+        }
+        if !(largest_score.is_finite() && largest_score > 0.0) {
+            return Err(Error::invalid_option("embedding.largest_score", "a finite number above 0", largest_score));
+        }
+        if loss.has_scores() && has_negatives {
+            return Err(Error::invalid_option("embedding.loss", "`mnr` or `triplet` for rows with a negative text", loss.name()));
         }
         if loss == ContrastiveLoss::Triplet && !has_negatives {
             return Err(Error::invalid_option("embedding.loss", "`mnr` for rows without a negative text", loss.name()));
@@ -364,6 +370,9 @@ mod tests {
         let usual = Contrastive::default;
         check(&contrastive(Contrastive { temperature: 0.0, ..usual() }), "embedding.temperature");
         check(&contrastive(Contrastive { margin: f64::NAN, ..usual() }), "embedding.margin");
+        check(&contrastive(Contrastive { largest_score: 0.0, ..usual() }), "embedding.largest_score");
+        let cosine = Contrastive { loss: ContrastiveLoss::Cosine, has_negatives: true, ..usual() };
+        check(&contrastive(cosine), "embedding.loss");
         check(&contrastive(Contrastive { loss: ContrastiveLoss::Triplet, ..usual() }), "embedding.loss");
         check(&|o| o.class_weights = vec![1.0, -1.0], "task.class_weights");
         check(&|o| o.class_weights = vec![0.0, 0.0], "task.class_weights");

@@ -64,7 +64,7 @@ impl Trainer {
             None => None,
             Some(of) => match self.vectors(of, batch, cut, cx, interrupted).transpose() {
                 None => return Ok(None),
-                Some(mine) => Some(self.pull(of, mine.map_err(Error::before_any_change))?),
+                Some(mine) => Some(self.pull(of, mine.map_err(Error::before_any_change), labels.gains)?),
             },
         };
         let taught = match self.options.distillation {

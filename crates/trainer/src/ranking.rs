@@ -113,7 +113,7 @@ pub struct RowLabels<'a> {
     pub desirable: &'a [bool],
     /// The numbers of texts of lists that follow each other, if the loss is one of rankings.
     pub lists: &'a [usize],
-    /// The label of each of these texts.
+    /// The label of each of these texts, or the score of each row of two texts.
     pub gains: &'a [f64],
 }
 

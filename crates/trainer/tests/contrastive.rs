@@ -11,7 +11,7 @@ use candle_core::{DType, Tensor};
 use serde_json::Value;
 use t5::{Pooling, T5};
 use trainer::contrastive::{Contrastive, ContrastiveLoss};
-use trainer::{Batch, Levers, Precision, StepOutcome, StepPlan, StepStats, Trainer, TrainerOptions};
+use trainer::{Batch, Levers, Precision, RowLabels, StepOutcome, StepPlan, StepStats, Trainer, TrainerOptions};
 
 use self::device::device;
 use self::golden::micro_batches_of;
@@ -32,6 +32,7 @@ fn settings(case: &Value) -> Contrastive {
         normalizes: switch("normalizes"),
         sizes: sizes.map(|size| usize::try_from(size.as_u64().unwrap()).unwrap()).collect(),
         has_negatives: switch("has_negatives"),
+        largest_score: number("largest_score", usual.largest_score),
     }
 }
 
@@ -51,10 +52,13 @@ fn trainer(golden: &Value, contrastive: Contrastive, precision: Precision, dropo
     Trainer::new(model, options).unwrap()
 }
 
-fn step(trainer: &mut Trainer, rows: &Value, levers: Levers) -> StepStats {
-    let (sources, targets) = samples(rows);
+fn step(trainer: &mut Trainer, of_step: &Value, levers: Levers) -> StepStats {
+    let (sources, targets) = samples(&of_step["rows"]);
     let plan = StepPlan { levers, longest: None };
-    let outcome = trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false).unwrap();
+    let scores: Vec<f64> = of_step["scores"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
+    let labels = RowLabels { gains: &scores, ..RowLabels::default() };
+    let batch = Batch { sources: &sources, targets: &targets };
+    let outcome = trainer.step_of_labels((&batch, labels), &[sources.len()], &plan, &|| false).unwrap();
     let StepOutcome::Done(stats) = outcome else { panic!("{outcome:?}") };
     stats
 }
@@ -65,7 +69,7 @@ fn eight_steps_of_every_loss_are_those_of_torch_however_they_are_cut() {
     for (name, case) in golden["cases"].as_object().unwrap() {
         let mut trainer = trainer(&golden, settings(case), Precision::F32, 0.0);
         for (i, of_step) in case["steps"].as_array().unwrap().iter().enumerate() {
-            let stats = step(&mut trainer, &of_step["rows"], cuts::levers_of_step(i));
+            let stats = step(&mut trainer, of_step, cuts::levers_of_step(i));
             let values = [("loss", stats.loss, 1e-5), ("grad_norm", stats.grad_norm, 2e-4)];
             golden::check(&format!("{name}, step {}", i + 1), of_step, 1e-3, &values);
             assert_eq!(stats.contrastive.unwrap().loss, stats.loss);
@@ -79,7 +83,7 @@ fn micro_batches_of_one_three_and_all_texts_have_the_gradient_of_the_batch_with_
     for (name, case) in golden["cases"].as_object().unwrap() {
         cuts::check_cuts(name, |dropout, levers| {
             let mut trainer = trainer(&golden, settings(case), Precision::F64, dropout);
-            let stats = step(&mut trainer, &case["steps"][0]["rows"], levers);
+            let stats = step(&mut trainer, &case["steps"][0], levers);
             (trainer, stats)
         });
     }
@@ -89,7 +93,7 @@ fn micro_batches_of_one_three_and_all_texts_have_the_gradient_of_the_batch_with_
 fn with_dropout_the_gradient_is_that_of_the_loss_that_a_step_reports() {
     let golden = golden::read(GOLDEN);
     let case = &golden["cases"]["mnr"];
-    let rows = &case["steps"][0]["rows"];
+    let rows = &case["steps"][0];
     let loss_at = |by: f64| {
         let mut trainer = trainer(&golden, settings(case), Precision::F64, 0.2);
         let index =

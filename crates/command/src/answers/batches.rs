@@ -102,6 +102,11 @@ impl Room {
         })
     }
 
+    /// The tokens of the planned batch.
+    pub fn tokens(&self) -> (usize, usize) {
+        self.most
+    }
+
     /// How many texts of this many tokens take at most the bytes of the planned batch.
     fn samples(&self, tokens: usize) -> usize {
         let (samples, longest) = self.most;

@@ -209,6 +209,9 @@ pub struct EvalArgs {
     /// if the model's run or the config has a mixture]
     #[arg(long, value_name = "FILE", num_args = 1.., value_parser = typed_path())]
     pub data: Vec<String>,
+    /// Searches of an encoder
+    #[command(flatten)]
+    pub search: SearchFlags,
     /// Config file with the columns and token limits
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -270,6 +273,29 @@ pub struct EvalArgs {
     /// How answers are made
     #[command(flatten)]
     pub decoding: DecodingFlags,
+}
+
+/// Flags of `eval` for searches in a corpus.
+#[derive(Args, Debug)]
+pub struct SearchFlags {
+    /// Texts that queries search, by the vectors of an encoder: rows with `_id`, `text` and perhaps `title`, as BEIR has them
+    #[arg(long, value_name = "FILE", requires_all = ["queries", "qrels"], conflicts_with_all = [
+        "data", "config", "ColumnFlags", "samples", "generate_samples", "metrics", "predictions", "show", "show_wrong",
+        "bleu_tokenizer", "rouge_stemmer", "max_new_tokens", "DecodingFlags",
+    ])]
+    pub corpus: Option<PathBuf>,
+    /// Queries: rows with `_id` and `text`
+    #[arg(long, value_name = "FILE", requires = "corpus")]
+    pub queries: Option<PathBuf>,
+    /// How relevant texts are for queries: lines of a query's name, a text's name and a number
+    #[arg(long, value_name = "FILE", requires = "corpus")]
+    pub qrels: Option<PathBuf>,
+    /// Text before each query
+    #[arg(long, value_name = "TEXT", default_value = "", requires = "corpus")]
+    pub query_prefix: String,
+    /// Text before each text of the corpus
+    #[arg(long, value_name = "TEXT", default_value = "", requires = "corpus")]
+    pub passage_prefix: String,
 }
 
 /// Flags of `generate`.

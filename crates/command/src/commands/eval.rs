@@ -13,6 +13,7 @@ use crate::answers::inference::{Asked, Shape};
 use crate::answers::predictions::Predictions;
 use crate::cli::answer_flags::EvalArgs;
 use crate::cli::flag_values::Precision;
+use crate::commands::search;
 use crate::config::keys::KEYS;
 use crate::config::unused::Circumstances;
 use crate::config::{self, Config, Origin, Tasks, Values, paths};
@@ -38,6 +39,9 @@ const TASKS: &str = "data.tasks";
 
 /// Evaluates a model.
 pub fn eval(flags: &EvalArgs) -> Outcome<()> {
+    if flags.search.corpus.is_some() {
+        return search::eval(flags, &flags.search);
+    }
     let stop = Stop::on_signals()?;
     stop.ends_with(stop::without_result);
     let adapted = model_directory::find_as_trained(&flags.model, flags.adapter.as_deref())?;

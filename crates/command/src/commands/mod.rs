@@ -20,6 +20,7 @@ pub mod plan;
 pub mod proof;
 pub mod report;
 pub mod score;
+mod search;
 pub mod serve;
 mod text_lengths;
 pub mod train_tokenizer;

@@ -37,7 +37,8 @@ pub fn resolve(
     }
     if chosen.has_labels {
         let [prompt_column, completion_column, label_column] = columns(in_place, ["prompt", "completion", "label"]);
-        return Ok(Objective::Labelled { prompt_column, completion_column, label_column });
+        let are_scores = task == Task::Embedding;
+        return Ok(Objective::Labelled { prompt_column, completion_column, label_column, are_scores });
     }
     let [prompt_column, response_column] = columns(in_place, ["prompt", "response"]);
     Ok(match task.response() {
@@ -97,7 +98,10 @@ pub fn in_words(objective: &Objective, task: Task, config: &Config) -> String {
         Objective::Preference { prompt_column, chosen_column, rejected_column } => {
             format!("`{prompt_column}` to `{chosen_column}` over `{rejected_column}`")
         }
-        Objective::Labelled { prompt_column, completion_column, label_column } => {
+        Objective::Labelled { prompt_column, completion_column, label_column, are_scores: true } => {
+            format!("vectors of `{prompt_column}` as near those of `{completion_column}` as `{label_column}` says")
+        }
+        Objective::Labelled { prompt_column, completion_column, label_column, .. } => {
             format!("`{prompt_column}` to `{completion_column}`, where `{label_column}` says how good it is")
         }
         Objective::Labels { prompt_column, label_column, labels, are_sets } => match labels.len() {

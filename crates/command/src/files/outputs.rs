@@ -1,6 +1,9 @@
 //! Files and directories that a command writes beside runs: what a killed command left there goes before a new one is written.
 
-use std::path::Path;
+use std::hash::{DefaultHasher, Hash, Hasher};
+#[cfg(unix)]
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use durable_files::{Others, OwnFiles};
 use model_formats::ctranslate2;
@@ -24,6 +27,21 @@ pub fn make_directory_of(output: &Path) -> Outcome<()> {
     }
     remove_leftovers_beside(output);
     Ok(())
+}
+
+/// The key of a file that grows ([`durable_files::GrowingFile`]): of what its contents follow from, and of these files as they are now.
+pub fn key(depends_on: impl Hash, files: &[PathBuf]) -> u64 {
+    let mut key = DefaultHasher::new();
+    depends_on.hash(&mut key);
+    for file in files {
+        let metadata = regular_file::metadata(file).ok();
+        (file, metadata.as_ref().map(std::fs::Metadata::len)).hash(&mut key);
+        // No program can set the time of the last change of a file's metadata back.
+        #[cfg(unix)]
+        metadata.as_ref().map(|of| (MetadataExt::ctime(of), MetadataExt::ctime_nsec(of))).hash(&mut key);
+        metadata.and_then(|metadata| metadata.modified().ok()).hash(&mut key);
+    }
+    key.finish()
 }
 
 /// Removes unfinished files of killed commands from the directory that an output will be in. Those of living ones stay.

@@ -227,7 +227,7 @@ impl Session {
             figures::preference_json(preference, &mut line);
         }
         if let Some(contrastive) = &stats.contrastive {
-            line["in_batch_accuracy"] = json!(number(contrastive.accuracy));
+            contrastive.accuracy.into_iter().for_each(|share| line["in_batch_accuracy"] = json!(number(share)));
         }
         if self.plan.step.levers.repeats {
             line["graph_micro_batches"] = json!(stats.graph_micro_batches);

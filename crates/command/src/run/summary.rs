@@ -203,17 +203,16 @@ fn before_and_after(first: &Value, last: &Value) -> String {
             |figure| if figure.abs() < 1e6 { format!("{figure:.3}") } else { format!("{figure:.1e}") },
         )
     };
-    for name in ["loss", "perplexity"] {
+    let measures = wanted(last);
+    // Of numbers, vectors and rankings, the loss is none of tokens.
+    let is_other = |measure: &Measure| {
+        matches!(measure, Measure::Found(_) | Measure::Answers(Metric::Pearson | Metric::Spearman))
+    };
+    let is_of_tokens = !measures.iter().any(is_other);
+    for name in ["loss", "perplexity"].into_iter().filter(|name| is_of_tokens || *name == "loss") {
         let _ = writeln!(text, "{:<18}{:>12}{:>12}", format!("  {name}"), plain(&first[name]), plain(&last[name]));
     }
-    for (name, title) in
-        [("recall@1", "recall@1"), ("recall@10", "recall@10"), ("mrr@10", "MRR@10"), ("ndcg@10", "NDCG@10")]
-    {
-        if last[name].is_number() {
-            let _ = writeln!(text, "{:<18}{:>12}{:>12}", format!("  {title}"), plain(&first[name]), plain(&last[name]));
-        }
-    }
-    for measure in wanted(last) {
+    for measure in measures {
         let shown = |value: &Value| value.as_f64().map_or("-".to_owned(), |value| measure.shown(value));
         let [before, after] = [first, last].map(|evaluation| shown(&evaluation[measure.name()]));
         let _ = writeln!(text, "{:<18}{before:>12}{after:>12}", format!("  {}", measure.title()));
@@ -221,17 +220,17 @@ fn before_and_after(first: &Value, last: &Value) -> String {
     text
 }
 
-/// The numbers of preferences that an evaluation has, and the scores that it was asked for. Evaluations before 2026-11-28 do not say these.
+/// The numbers of preferences and of what is found that an evaluation has, and the scores that it was asked for. Evaluations before 2026-11-28 do not say these.
 pub fn wanted(evaluation: &Value) -> Vec<Measure> {
     let metrics: Vec<Metric> = match evaluation["metrics"].as_array() {
         Some(names) => names.iter().filter_map(|name| name.as_str()?.parse().ok()).collect(),
         None => vec![Metric::Bleu, Metric::ExactMatch],
     };
-    let of_preferences = Measure::scores()
+    let others = Measure::scores()
         .filter(|measure| !matches!(measure, Measure::Answers(_)) && evaluation[measure.name()].is_number());
     let of_answers = metrics.into_iter().map(Measure::Answers);
     // Vectors have no answers.
-    of_preferences.chain(of_answers.filter(|measure| evaluation[measure.name()].is_number())).collect()
+    others.chain(of_answers.filter(|measure| evaluation[measure.name()].is_number())).collect()
 }
 
 #[cfg(test)]

@@ -6,6 +6,10 @@ use trainer::preference::PreferenceStats;
 
 use crate::scores::figures::Figures;
 
+/// The scores of what vectors and rankings find first, and their names in tables.
+const FOUND: [(&str, &str); 4] =
+    [("recall@1", "recall@1"), ("recall@10", "recall@10"), ("mrr@10", "MRR@10"), ("ndcg@10", "NDCG@10")];
+
 /// The value by which evaluations are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Measure {
@@ -18,6 +22,8 @@ pub enum Measure {
     Preferred,
     /// By how much the reward of chosen answers is larger.
     RewardMargin,
+    /// What vectors or rankings find first, by its name in events: higher is better.
+    Found(&'static str),
     /// A score of the answers: higher is better.
     Answers(Metric),
 }
@@ -26,7 +32,8 @@ impl Measure {
     /// All but the loss of tokens.
     pub fn scores() -> impl Iterator<Item = Self> {
         let of_preferences = [Self::PreferenceLoss, Self::Preferred, Self::RewardMargin];
-        of_preferences.into_iter().chain(Metric::ALL.into_iter().map(Self::Answers))
+        let found = FOUND.into_iter().map(|(name, _)| Self::Found(name));
+        of_preferences.into_iter().chain(found).chain(Metric::ALL.into_iter().map(Self::Answers))
     }
 
     /// The measure of one of these names.
@@ -41,6 +48,7 @@ impl Measure {
             Self::PreferenceLoss => "preference_loss",
             Self::Preferred => "rewards/accuracies",
             Self::RewardMargin => "rewards/margins",
+            Self::Found(name) => name,
             Self::Answers(metric) => metric.name(),
         }
     }
@@ -52,6 +60,7 @@ impl Measure {
             Self::PreferenceLoss => "preference loss",
             Self::Preferred => "chosen preferred",
             Self::RewardMargin => "reward margin",
+            Self::Found(name) => FOUND.into_iter().find(|(other, _)| *other == name).map_or(name, |(_, title)| title),
             Self::Answers(metric) => metric.title(),
         }
     }
@@ -66,6 +75,7 @@ impl Measure {
             Self::PreferenceLoss => of_preferences(|of| Some(of.loss)),
             Self::Preferred => of_preferences(|of| of.accuracy),
             Self::RewardMargin => of_preferences(PreferenceStats::margin),
+            Self::Found(name) => figures.found().find(|(other, _)| *other == name).map_or(f64::NAN, |(_, value)| value),
             Self::Answers(metric) => figures.value(metric).unwrap_or(f64::NAN),
         })
     }
@@ -78,7 +88,7 @@ impl Measure {
     /// A value as text.
     pub fn shown(self, value: f64) -> String {
         match self {
-            Self::Loss | Self::PreferenceLoss | Self::RewardMargin => format!("{value:.4}"),
+            Self::Loss | Self::PreferenceLoss | Self::RewardMargin | Self::Found(_) => format!("{value:.4}"),
             Self::Preferred => format!("{:.1} %", 100.0 * value),
             Self::Answers(metric) => metric.shown(value),
         }

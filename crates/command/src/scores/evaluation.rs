@@ -164,7 +164,7 @@ fn evaluate(
         return Ok(None);
     }
     let [generated, scored] = evaluations;
-    Ok(Some(settings.figures(generated.finish()?, &scored.finish()?, bad_rows)))
+    settings.figures(generated.finish()?, &scored.finish()?, bad_rows).map(Some)
 }
 
 /// Pairs each answer of a batch with that of the row before, which may be in the batch before. The first row has its own. Returns the last
@@ -376,7 +376,7 @@ impl Settings {
     }
 
     /// Combines both parts. Each target token has the same weight.
-    fn figures(&self, generated: EvaluationReport, scored: &EvaluationReport, bad_rows: u64) -> Figures {
+    fn figures(&self, generated: EvaluationReport, scored: &EvaluationReport, bad_rows: u64) -> Outcome<Figures> {
         let target_tokens = generated.target_tokens + scored.target_tokens;
         let loss_sum = |report: &EvaluationReport| {
             #[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^53")]
@@ -388,17 +388,30 @@ impl Settings {
         let preference = self.preference.filter(|_| !pairs.is_empty()).map(|of| of.of_batch(&pairs).1);
         let vectors = [generated.vectors.as_slice(), &scored.vectors].concat();
         let rows = (generated.samples + scored.samples).max(1) as usize;
-        let retrieval = self.contrastive.as_ref().filter(|_| !vectors.is_empty()).map(|(of, rows_of_a_step)| {
+        let ranked = [generated.ranked.as_slice(), &scored.ranked].concat();
+        let of_vectors = || self.contrastive.as_ref().filter(|_| !vectors.is_empty());
+        let retrieval = of_vectors().filter(|(of, _)| !of.loss.has_scores()).map(|(of, rows_of_a_step)| {
             of.retrieval(&vectors, vectors.len() / (rows * of.texts_of_a_row()), *rows_of_a_step)
         });
-        let ranked = [generated.ranked.as_slice(), &scored.ranked].concat();
+        let agreement = of_vectors().filter(|(of, _)| of.loss.has_scores()).map(|(of, rows_of_a_step)| {
+            let scores: Vec<f64> = ranked.iter().map(|row| row.gain).collect();
+            of.agreement(&vectors, &scores, *rows_of_a_step)
+        });
+        let agreement = agreement.transpose()?;
         let ranking = self.ranking.as_ref().filter(|_| !ranked.is_empty()).map(|(of, _)| of.stats(&ranked));
-        let loss = retrieval.map(|of| of.loss).or(ranking.map(|of| of.loss)).unwrap_or(loss);
+        let of_vectors = retrieval.map(|of| of.loss).or(agreement.map(|of| of.loss));
+        let loss = of_vectors.or(ranking.map(|of| of.loss)).unwrap_or(loss);
         let (values, signatures, labels, examples) = match generated.generation {
             Some(answers) => (answers.values, answers.signatures, answers.labels, answers.examples),
             None => Default::default(),
         };
-        Figures {
+        let (values, wanted) = match agreement {
+            Some(of) => {
+                (vec![(Metric::Pearson, of.pearson), (Metric::Spearman, of.spearman)], vec![Metric::Pearson, Metric::Spearman])
+            }
+            None => (values, self.metrics.clone()),
+        };
+        Ok(Figures {
             samples: generated.samples + scored.samples,
             bad_rows,
             target_tokens,
@@ -407,13 +420,14 @@ impl Settings {
             generated_samples: generated.samples,
             values,
             signatures,
-            wanted: self.metrics.clone(),
+            wanted,
             labels,
             examples,
             preference,
             retrieval,
+            is_of_pairs: agreement.is_some(),
             ranking,
             tasks: Vec::new(),
-        }
+        })
     }
 }

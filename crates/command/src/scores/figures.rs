@@ -42,6 +42,8 @@ pub struct Figures {
     pub preference: Option<PreferenceStats>,
     /// How well vectors find each other.
     pub retrieval: Option<Retrieval>,
+    /// Whether cosines of pairs are compared with their scores: nothing is generated.
+    pub is_of_pairs: bool,
     /// How well texts are ranked.
     pub ranking: Option<RankingStats>,
     /// The results of each task of a mixture, with its name.
@@ -79,6 +81,7 @@ impl Figures {
             examples: tasks.iter().flat_map(|of| of.examples.iter().take(1).cloned()).collect(),
             preference: None,
             retrieval: None,
+            is_of_pairs: false,
             ranking: None,
             tasks: named,
         })
@@ -124,7 +127,7 @@ impl Figures {
     }
 
     /// The scores of what is found first, by their names in events.
-    fn found(&self) -> impl Iterator<Item = (&'static str, f64)> {
+    pub(super) fn found(&self) -> impl Iterator<Item = (&'static str, f64)> {
         let ranked = self.ranking.map(|of| [("mrr@10", of.mrr), ("ndcg@10", of.ndcg)]);
         self.retrieval.iter().flat_map(retrieval_scores).chain(ranked.into_iter().flatten())
     }
@@ -136,8 +139,13 @@ impl Figures {
             .iter()
             .filter_map(|metric| Some(format!("  {} {}", metric.title(), metric.shown(self.value(*metric)?))))
             .collect();
+        if self.is_of_pairs {
+            return format!("loss {:.4}{scores}  ({} rows)", self.loss, self.samples);
+        }
         if self.retrieval.is_some() || self.ranking.is_some() {
-            let scores: String = self.found().map(|(name, value)| format!("  {name} {value:.4}")).collect();
+            let is_short = |name: &str| !LONG_CUTS.contains(&name);
+            let shown = self.found().filter(|(name, _)| is_short(name));
+            let scores: String = shown.map(|(name, value)| format!("  {name} {value:.4}")).collect();
             let lists = self.ranking.map_or_else(String::new, |of| format!("{}, ", plural(of.lists, "list")));
             return format!("loss {:.4}{scores}  ({lists}{} rows)", self.loss, self.samples);
         }
@@ -196,9 +204,17 @@ impl Figures {
 }
 
 /// The scores of vectors, by their names in events.
-fn retrieval_scores(of: &Retrieval) -> [(&'static str, f64); 4] {
-    [("recall@1", of.recall[0]), ("recall@10", of.recall[1]), ("mrr@10", of.mrr), ("ndcg@10", of.ndcg)]
+fn retrieval_scores(of: &Retrieval) -> impl Iterator<Item = (&'static str, f64)> {
+    let recall = RECALL.into_iter().zip(of.recall);
+    recall.chain([("mrr@10", of.mrr), ("ndcg@10", of.ndcg)])
 }
+
+/// The names of recall, by [`text_metrics::searches::CUTS`].
+const RECALL: [&str; text_metrics::searches::CUTS.len()] =
+    ["recall@1", "recall@5", "recall@10", "recall@20", "recall@50", "recall@100"];
+
+/// Those that lines of text leave out.
+const LONG_CUTS: [&str; 4] = ["recall@5", "recall@20", "recall@50", "recall@100"];
 
 /// Adds the numbers of a loss of preferences to an event, by TRL's names.
 pub fn preference_json(of: &PreferenceStats, event: &mut Value) {

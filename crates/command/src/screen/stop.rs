@@ -244,6 +244,11 @@ pub fn without_result() -> Failure {
     Failure::new(Exit::Interrupted, "interrupted; nothing was written").hint("run the same command again")
 }
 
+/// The failure of a command that goes on where it ended.
+pub fn with_part() -> Failure {
+    Failure::new(Exit::Interrupted, "interrupted").hint("run the same command again: it goes on where it ended")
+}
+
 /// The failure of a dry run.
 pub fn tried() -> Failure {
     Failure::new(Exit::Interrupted, "interrupted; a dry run saves nothing")

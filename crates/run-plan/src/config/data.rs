@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use trainer::preference::PreferenceLoss;
 
 use super::task::Task;
-use super::{Values, paths, required, size, task_of};
+use super::{Values, embedding, paths, required, size, task_of};
 
 /// `data.*`
 #[derive(Clone, Debug)]
@@ -214,7 +214,7 @@ impl Data {
                 source_lang: values.text("data.source_lang"),
                 target_lang: values.text("data.target_lang"),
                 is_text: objective == Some(Objective::Denoising),
-                has_labels: preference.is_some_and(PreferenceLoss::has_labels),
+                has_labels: preference.is_some_and(PreferenceLoss::has_labels) || embedding::has_scores(values),
                 label: values.text("data.label_column"),
                 query: values.text("data.query_column"),
                 ranked: (task_of(values) == Some(Task::Ranking)).then(|| size(values, "ranking.list_size")),

@@ -30,7 +30,14 @@ pub fn from_values(values: &Values) -> Outcome<Option<Contrastive>> {
         normalizes: values.switch("embedding.normalize"),
         sizes: values.list("embedding.sizes").unwrap_or_default().into_iter().map(size).collect::<Outcome<_>>()?,
         has_negatives: values.text("data.negative_column").is_some(),
+        largest_score: values.required_number("embedding.largest_score"),
     }))
+}
+
+/// Whether rows have a score beside both texts.
+pub fn has_scores(values: &Values) -> bool {
+    let loss = values.text("embedding.loss").and_then(|name| ContrastiveLoss::named(&name));
+    task_of(values) == Some(Task::Embedding) && loss.is_some_and(ContrastiveLoss::has_scores)
 }
 
 /// The loss of vectors.
@@ -45,6 +52,7 @@ pub static LOSS: Loss = Loss {
             "embedding.loss",
             "embedding.temperature",
             "embedding.margin",
+            "embedding.largest_score",
             "embedding.pooling",
             "embedding.normalize",
             "embedding.sizes",
@@ -65,18 +73,38 @@ fn check(config: &Config) -> Outcome<()> {
         .hint("name the column: `--set data.negative_column=negative`")
         .hint("`--set embedding.loss=mnr` takes the other texts of a step as negatives"));
     }
-    let by_columns = ["data.source_template", "data.target_template", "data.source_lang", "data.target_lang"];
-    if let Some(key) = by_columns.into_iter().find(|key| of.has_negatives && values.text(key).is_some()) {
+    if of.loss.has_scores() && of.has_negatives {
         return Err(Failure::usage(format!(
-            "`{key}` ({}) cannot be combined with `data.negative_column` ({}): the three texts of a row are three columns",
-            values.origin(key),
+            "`embedding.loss = \"{}\"` ({}) compares two texts with their score, and `data.negative_column` ({}) names a third text",
+            of.loss.name(),
+            values.origin("embedding.loss"),
             values.origin("data.negative_column")
         ))
-        .hint("name the columns: `data.prompt_column`, `data.response_column` and `data.negative_column`"));
+        .hint("leave out `data.negative_column`, or `--set embedding.loss=mnr`"));
+    }
+    let has_third = of.has_negatives || of.loss.has_scores();
+    let by_columns = ["data.source_template", "data.target_template", "data.source_lang", "data.target_lang"];
+    let [third, column] = match of.has_negatives {
+        true => ["data.negative_column"; 2],
+        false => ["embedding.loss", "data.label_column"],
+    };
+    if let Some(key) = by_columns.into_iter().find(|key| has_third && values.text(key).is_some()) {
+        return Err(Failure::usage(format!(
+            "`{key}` ({}) cannot be combined with `{third}` ({}): what a row has are three columns",
+            values.origin(key),
+            values.origin(third)
+        ))
+        .hint(format!("name the columns: `data.prompt_column`, `data.response_column` and `{column}`")));
     }
     if of.loss == ContrastiveLoss::Mnr && config.train.batch_size < 2 && !of.has_negatives {
         return Err(Failure::usage(
             "`embedding.loss = \"mnr\"` compares the texts of a step, and `train.batch_size` is 1",
+        )
+        .hint("`--batch-size 64`: memory is that of a micro-batch, whatever the size"));
+    }
+    if of.loss == ContrastiveLoss::Cosent && config.train.batch_size < 2 {
+        return Err(Failure::usage(
+            "`embedding.loss = \"cosent\"` compares the rows of a step, and `train.batch_size` is 1",
         )
         .hint("`--batch-size 64`: memory is that of a micro-batch, whatever the size"));
     }

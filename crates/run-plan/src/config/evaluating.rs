@@ -33,23 +33,39 @@ fn of_preferences(config: &Config) -> Outcome<()> {
     }
 }
 
-/// Refuses to rank vectors by a score of answers.
-fn of_vectors(config: &Config) -> Outcome<()> {
+/// Refuses to rank vectors and rankings by a score of answers, and answers by what vectors find.
+fn of_found(config: &Config) -> Outcome<()> {
     let best = config.checkpoint.best_metric.as_str();
-    if config.embedding.is_none() || best.parse::<Metric>().is_err() {
+    let origin = config.values.origin("checkpoint.best_metric");
+    let has_scores = config.embedding.as_ref().is_some_and(|of| of.loss.has_scores());
+    let (is_of_vectors, is_ranking) = (config.embedding.is_some(), config.ranking.is_some());
+    let of_rankings = ["mrr@10", "ndcg@10"];
+    let of_vectors = ["recall@1", "recall@10", "mrr@10", "ndcg@10"];
+    let own: &[&str] = match (is_of_vectors, is_ranking) {
+        (true, _) if has_scores => &["pearson", "spearman"],
+        (true, _) => &of_vectors,
+        (_, true) => &of_rankings,
+        _ => &[],
+    };
+    if own.contains(&best) || !(of_vectors.contains(&best) || !own.is_empty() && best.parse::<Metric>().is_ok()) {
         return Ok(());
     }
-    let (of, task) = (config.values.origin("checkpoint.best_metric"), config.values.origin("task.name"));
-    Err(Failure::usage(format!(
-        "`checkpoint.best_metric = \"{best}\"` ({of}) is a score of answers, and `task.name = \"embedding\"` ({task}) has none"
-    ))
-    .hint("`--set checkpoint.best_metric=loss`"))
+    let (message, hint) = match own {
+        [] => ("is a score of vectors or of rankings, and this run has answers".to_owned(), "loss"),
+        [.., last] => {
+            let task = config.values.text("task.name").unwrap_or_default();
+            let loss = if has_scores { " with scores" } else { "" };
+            (format!("is none of the scores of `task.name = \"{task}\"`{loss}: {}", own.join(", ")), *last)
+        }
+    };
+    Err(Failure::usage(format!("`checkpoint.best_metric = \"{best}\"` ({origin}) {message}"))
+        .hint(format!("`--set checkpoint.best_metric={hint}`")))
 }
 
 /// Rules about keys that need evaluations. `has_validation`: whether there are rows for them, or may be.
 pub fn check(config: &Config, has_validation: bool) -> Outcome<()> {
     of_preferences(config)?;
-    of_vectors(config)?;
+    of_found(config)?;
     let compares = config.checkpoint.best_metric != "loss" || config.train.early_stopping_patience.is_some();
     if compares && !has_validation {
         return Err(Failure::usage(

@@ -91,8 +91,17 @@ static PREFERENCE_LOSSES: [&str; PreferenceLoss::NAMES.len()] = names(&Preferenc
 static RANKING_LOSSES: [&str; RankingLoss::NAMES.len()] = names(&RankingLoss::NAMES);
 static EMBEDDING_LOSSES: [&str; ContrastiveLoss::NAMES.len()] = names(&ContrastiveLoss::NAMES);
 
-/// Losses and figures of preferences by which evaluations can be compared, beside the metrics of answers.
-const FIGURES: [&str; 4] = ["loss", "preference_loss", "rewards/accuracies", "rewards/margins"];
+/// Losses, figures of preferences, and what vectors and rankings find, by which evaluations can be compared, beside the metrics of answers.
+const FIGURES: [&str; 8] = [
+    "loss",
+    "preference_loss",
+    "rewards/accuracies",
+    "rewards/margins",
+    "recall@1",
+    "recall@10",
+    "mrr@10",
+    "ndcg@10",
+];
 
 /// The values by which evaluations can be compared.
 pub static MEASURES: [&str; FIGURES.len() + Metric::ALL.len()] = {
@@ -168,7 +177,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("data.response_column", Name, AUTO, "\"auto\"", "column of the target text; auto: response, or a known form"),
     key("data.chosen_column", Name, AUTO, "\"auto\"", "with preference.loss: column of the chosen answers; auto: chosen"),
     key("data.rejected_column", Name, AUTO, "\"auto\"", "with preference.loss: column of the rejected answers; auto: rejected"),
-    key("data.label_column", Name, AUTO, "\"auto\"", "column of labels: with preference.loss=kto, whether an answer is desirable; with task.name=ranking, how relevant a text is; auto: label, and for rankings also labels or relevance"),
+    key("data.label_column", Name, AUTO, "\"auto\"", "column of labels: with preference.loss=kto, whether an answer is desirable; with task.name=ranking, how relevant a text is; with embedding.loss=cosine or cosent, how near both texts are; auto: label, for rankings also labels or relevance, for scores first score"),
     key("data.query_column", Name, AUTO, "\"auto\"", "with task.name=ranking: column that says which rows, one after the other, are a list; auto: query_id, qid or the query itself; rows with lists need none"),
     key("data.negative_column", Name, NONE, "\"none\"", "with task.name=embedding: column of texts that do not belong to the query; none: the other texts of a step"),
     key("data.source_template", Name, AUTO, "\"auto\"", "source text from several columns, such as \"{subject}\\n{body}\"; {{ for a brace; instead of prompt_column"),
@@ -250,9 +259,10 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("ranking.answers", Parts, &[], "[]", "tokens that a score is made of; empty: true and false for monot5, or else <extra_id_10>"),
     key("ranking.list_size", Integer(1, 1 << 16), &[], "36", "most texts of a list; a longer one loses those with the lowest labels"),
 
-    key("embedding.loss", OneOf(&EMBEDDING_LOSSES), &[], "\"mnr\"", "loss of vectors: mnr (multiple negatives ranking, InfoNCE) finds the positive among all texts of a step, triplet compares with the row's negative"),
+    key("embedding.loss", OneOf(&EMBEDDING_LOSSES), &[], "\"mnr\"", "loss of vectors: mnr (multiple negatives ranking, InfoNCE) finds the positive among all texts of a step, triplet compares with the row's negative, cosine with the row's score, cosent orders rows as their scores do"),
     key("embedding.temperature", Number(1e-6, 1e6), &[], "0.05", "mnr: cosines are divided by this; 0.05 is a scale of 20"),
     key("embedding.margin", Number(0.0, 1e9), &[], "5.0", "triplet: by how much nearer a positive should be than a negative"),
+    key("embedding.largest_score", Number(1e-9, 1e9), &[], "1.0", "cosine: the score of equal texts, which scores are divided by, such as 5 for STS-B"),
     key("embedding.pooling", OneOf(&["mean", "cls", "max", "last"]), &[], "\"mean\"", "how the vectors of a text's tokens become one: their mean, the first, the largest values, or the last"),
     key("embedding.normalize", Switch, &[], "false", "scale each vector to length 1"),
     key("embedding.sizes", Parts, &[], "[]", "Matryoshka: sizes that vectors may be cut to, the loss being summed over them"),
@@ -296,7 +306,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("checkpoint.every_minutes", Number(0.01, 1e9), NONE, "30", "minutes between checkpoints; whichever comes first"),
     key("checkpoint.keep_last", Integer(1, 1 << 20), &[], "2", "newest checkpoints to keep"),
     key("checkpoint.keep_best", Integer(0, 1 << 20), &[], "1", "checkpoints with the best checkpoint.best_metric to keep as well"),
-    key("checkpoint.best_metric", OneOf(&MEASURES), &[], "\"loss\"", "metric that ranks checkpoints: loss or preference_loss (lower is better), with preference.loss rewards/accuracies or rewards/margins, or a score of generated answers"),
+    key("checkpoint.best_metric", OneOf(&MEASURES), &[], "\"loss\"", "metric that ranks checkpoints: loss or preference_loss (lower is better), with preference.loss rewards/accuracies or rewards/margins, of vectors and rankings what they find, or a score of answers"),
     key("checkpoint.model", OneOf(&["final", "best"]), &[], "\"final\"", "checkpoint that becomes OUTPUT/model"),
 
     key("memory.budget", Size(1), AUTO, "\"auto\"", "memory limit of the whole process; auto: a share of the available memory"),

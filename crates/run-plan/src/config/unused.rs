@@ -33,13 +33,21 @@ struct Rule {
 const RULES: &[Rule] = &[
     Rule {
         keys: &["data.label_column"],
-        has_effect: |config, _| config.ranking.is_some() || config.preference.is_some_and(|of| of.loss.has_labels()),
-        why: "it is for `task.name = \"ranking\"` and for `preference.loss = \"kto\"`",
+        has_effect: |config, _| {
+            let has_scores = config.embedding.as_ref().is_some_and(|of| of.loss.has_scores());
+            has_scores || config.ranking.is_some() || config.preference.is_some_and(|of| of.loss.has_labels())
+        },
+        why: "it is for `task.name = \"ranking\"`, for `embedding.loss = \"cosine\"` and `\"cosent\"`, and for `preference.loss = \"kto\"`",
     },
     Rule {
         keys: &["embedding.temperature"],
-        has_effect: |config, _| config.embedding.as_ref().is_none_or(|of| of.loss == ContrastiveLoss::Mnr),
-        why: "it is for `embedding.loss = \"mnr\"`",
+        has_effect: |config, _| config.embedding.as_ref().is_none_or(|of| of.loss.has_temperature()),
+        why: "it is for `embedding.loss = \"mnr\"` and `\"cosent\"`",
+    },
+    Rule {
+        keys: &["embedding.largest_score"],
+        has_effect: |config, _| config.embedding.as_ref().is_none_or(|of| of.loss == ContrastiveLoss::Cosine),
+        why: "it is for `embedding.loss = \"cosine\"`",
     },
     Rule {
         keys: &["embedding.margin"],

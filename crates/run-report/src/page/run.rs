@@ -172,7 +172,23 @@ fn learning(run: &Run) -> String {
         count => format!("<p class=\"wrong\">{count} values were not finite and are not drawn.</p>"),
     };
     let charts = format!("<div class=\"charts\">{}{}{rate}{norm}</div>", loss.html(), scores(run));
-    format!("{charts}{note}{}{}{}", evaluations(run), tasks(run), labels(run))
+    format!("{charts}{note}{}{}{}{}", evaluations(run), tasks(run), labels(run), recall(run))
+}
+
+/// The curve of recall of the model that is kept, beside that of the first evaluation.
+fn recall(run: &Run) -> String {
+    let Some(kept) = run.kept_evaluation().filter(|kept| kept.recall.len() > 1) else { return String::new() };
+    let (least, most) = (kept.recall[0].0, kept.recall[kept.recall.len() - 1].0);
+    let share = |recall: &[(f64, f64)]| recall.last().map_or_else(String::new, |(_, share)| decimal(*share));
+    let x = (Scale::log(least, most), "first texts");
+    let mut chart = Chart::new("Recall", "share of texts that are among the first", x, Scale::from_zero(1.0));
+    if let Some(first) = run.evaluations().first().filter(|first| first.step != kept.step && !first.recall.is_empty()) {
+        let legend = format!("after step {}", count(first.step));
+        chart = chart.dots("train", "", &first.recall, (&legend, &share(&first.recall)));
+    }
+    let legend = format!("after step {}", count(kept.step));
+    let chart = chart.dots("valid", "", &kept.recall, (&legend, &share(&kept.recall)));
+    format!("<div class=\"charts\">{}</div>", chart.html())
 }
 
 /// A chart of each score that was asked for.

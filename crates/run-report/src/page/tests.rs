@@ -92,6 +92,23 @@ fn the_labels_of_the_model_that_is_kept_have_their_scores_and_a_confusion_matrix
 }
 
 #[test]
+fn vectors_have_a_curve_of_recall_beside_that_of_the_first_evaluation() {
+    let mut run = Run::new("vectors");
+    for (step, shares) in [(0, [0.125, 0.25]), (7, [0.5, 0.875])] {
+        run.note(
+            &json!({"event": "eval", "step": step, "loss": 1.0, "recall@1": shares[0], "recall@10": shares[1],
+                "ndcg@10": 0.625, "recall@0": 1.0, "recall@many": 2.0, "metrics": []})
+            .to_string(),
+        );
+    }
+    let page = of_run(&run);
+    for expected in ["Recall", "first texts", "after step 0", "after step 7", "0.875", "NDCG@10"] {
+        assert!(page.contains(expected), "{expected}\n{page}");
+    }
+    assert_eq!(run.evaluations()[1].recall, [(1.0, 0.5), (10.0, 0.875)]);
+}
+
+#[test]
 fn the_tasks_of_a_mixture_have_their_samples_and_their_scores() {
     let mut run = Run::new("mixture");
     for step in 1..=3 {

@@ -16,7 +16,7 @@ pub struct Computed {
     pub pairs: Vec<Pair>,
     /// The vectors of the rows' texts, one after the other, if the model makes vectors.
     pub vectors: Vec<f64>,
-    /// The texts of lists with their scores, if the model ranks.
+    /// The texts of lists with their scores, if the model ranks. Of rows of two texts with a score, that score.
     pub ranked: Vec<RankedText>,
 }
 

@@ -17,6 +17,7 @@ const PLAN: &str = "plan --set data.train=ROWS --set model.config=tiny --set dat
 const CONVERT: &str = "convert ROWS --force --output SHARED/x.parquet";
 const REPORT: &str = "report SHARED/run --output SHARED/x.html";
 const EVAL: &str = "eval --model MODEL --data ROWS --samples 2 --generate-samples 0 --predictions SHARED/p.jsonl";
+const SEARCH: &str = "eval --model MODEL --corpus SHARED/c.jsonl --queries SHARED/c.jsonl --qrels SHARED/j.tsv";
 const SERVE: &str = "serve MODEL --listen 127.0.0.1:0 --access-log SHARED/log";
 const EMBED: &str = "embed --model MODEL --input ROWS --text-column prompt --output SHARED/v.npy";
 const SCORE: &str =
@@ -333,6 +334,7 @@ fn read() -> Vec<Attack> {
 fn read_rows() -> Vec<Attack> {
     let run = "mkdir run; echo > run/resolved.toml; ln -s VICTIM/metrics.jsonl run/metrics.jsonl";
     let rows = "ln -s VICTIM/rows.jsonl rows.jsonl";
+    let searched = "ln -s VICTIM/rows.jsonl rows.jsonl; echo '{\"_id\":\"a\",\"text\":\"b\"}' > c.jsonl; echo a a 1 > j.tsv";
     let small = "--max-new-tokens 2";
     vec![
         Attack::new("report", run, REPORT).refused(LINK),
@@ -343,6 +345,9 @@ fn read_rows() -> Vec<Attack> {
         Attack::new("inspect", rows, "inspect SHARED/rows.jsonl").refused(LINK),
         Attack::new("train", rows, CONVERTING.replace("ROWS", "SHARED/rows.jsonl")).refused(LINK),
         Attack::new("eval: rows", rows, EVAL.replace("ROWS", "SHARED/rows.jsonl")).refused(LINK),
+        Attack::new("eval: a corpus", searched, SEARCH.replacen("c.jsonl", "rows.jsonl", 1)).refused(LINK),
+        Attack::new("eval: queries", searched, SEARCH.replace("--queries SHARED/c", "--queries SHARED/rows")).refused(LINK),
+        Attack::new("eval: judgements", searched, SEARCH.replace("j.tsv", "rows.jsonl")).refused(LINK),
         Attack::new("generate: prompts", rows, format!("generate --model MODEL --input SHARED/rows.jsonl {small}"))
             .refused(LINK),
         Attack::new(

@@ -3,10 +3,7 @@
 //! A row is an answer, or of several answers the best one. The unfinished file is `FILE.KEY.partial`, and the key follows from everything
 //! that answers depend on. Prompts are answered in the same batches as without an interruption, so the bytes are the same.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{BufRead, BufReader, Seek, Write};
-#[cfg(unix)]
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use durable_files::GrowingFile;
@@ -88,18 +85,8 @@ impl AnswerFile {
         (depends_on, files): (&str, &[PathBuf]),
         (best, answers): (Option<Best>, usize),
     ) -> Outcome<Self> {
-        let mut key = DefaultHasher::new();
-        (depends_on, best).hash(&mut key);
-        for file in files {
-            let metadata = regular_file::metadata(file).ok();
-            (file, metadata.as_ref().map(std::fs::Metadata::len)).hash(&mut key);
-            // No program can set the time of the last change of a file's metadata back.
-            #[cfg(unix)]
-            metadata.as_ref().map(|of| (MetadataExt::ctime(of), MetadataExt::ctime_nsec(of))).hash(&mut key);
-            metadata.and_then(|metadata| metadata.modified().ok()).hash(&mut key);
-        }
         outputs::make_directory_of(path)?;
-        let file = GrowingFile::open(path, key.finish())?;
+        let file = GrowingFile::open(path, outputs::key((depends_on, best), files))?;
         let rows_of_a_prompt = if best.is_some() { 1 } else { answers as u64 };
         let mut this = Self { file, best, rows_of_a_prompt, done: 0 };
         let rows = this.lines()?.count() as u64;
