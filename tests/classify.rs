@@ -326,11 +326,15 @@ fn sequences_of_fasta_are_rows_with_labels_of_residues_beside_them_and_of_protei
     }
     let [fasta, rows] = ["fasta", "rows"].map(|run| scene.read(&format!("{run}/model/model.safetensors")));
     assert!(fasta == rows, "the same rows in another form");
-    let of_proteins = ["--set", "data.prompt_column=text", "--set", "data.response_column=target", "--output", "proteins"];
+    let of_proteins =
+        ["--set", "data.prompt_column=text", "--set", "data.response_column=target", "--output", "proteins"];
     let trained = train(&scene, "classification", "p.fasta", &of_proteins).expect_code(0);
     trained.expect_words(&["FASTA"]);
     assert_eq!(config(&scene, "proteins")["id2label"], json!({"0": "membrane", "1": "other"}));
-    scene.write("p.labels.fasta", records(&|at| format!(">P{at}\n{}\n", if at == 4 { "HH" } else { sequences[at % 3].1 })));
+    scene.write(
+        "p.labels.fasta",
+        records(&|at| format!(">P{at}\n{}\n", if at == 4 { "HH" } else { sequences[at % 3].1 })),
+    );
     let again = train(&scene, "token-classification", "p.fasta", &["--output", "again"]);
     again.expect_words(&["another number of labels"]);
     scene.write("p.labels.fasta", records(&|at| format!(">Q{at}\n{}\n", sequences[at % 3].1)));

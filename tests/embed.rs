@@ -149,7 +149,8 @@ fn a_weight_that_is_too_large_gives_no_vectors_and_no_scores() {
 #[test]
 fn a_killed_command_goes_on_where_it_ended_and_the_bytes_are_those_of_one_that_was_not() {
     let scene = scene();
-    let texts = |count: usize| -> String { (0..count).map(|at| format!("text {at} of several {}\n", at * at)).collect() };
+    let texts =
+        |count: usize| -> String { (0..count).map(|at| format!("text {at} of several {}\n", at * at)).collect() };
     scene.write("texts.txt", texts(300));
     let partial = |output: &str| {
         let is_of = |name: &String| name.starts_with(&format!("{output}.")) && name.ends_with(".partial");

@@ -249,7 +249,8 @@ fn searched() -> Scene {
     let scene = scene();
     train(&scene, "pairs.jsonl", &["--max-steps", "2"]).expect_code(0);
     let texts = |at: usize| ROWS[at % 4][1 + at / 4 % 2].to_owned() + if at < 8 { "" } else { " again" };
-    let text = |at: usize| json!({"_id": format!("d{at}"), "title": if at % 3 == 0 { "" } else { "a" }, "text": texts(at)});
+    let text =
+        |at: usize| json!({"_id": format!("d{at}"), "title": if at % 3 == 0 { "" } else { "a" }, "text": texts(at)});
     let equal = json!({"_id": "d99", "title": "", "text": texts(0)});
     scene.write("corpus.jsonl", (0..16).map(&text).chain([equal]).map(|row| format!("{row}\n")).collect::<String>());
     let query = |at: usize| format!("{}\n", json!({"_id": format!("q{at}"), "text": ROWS[at][0]}));
@@ -259,8 +260,7 @@ fn searched() -> Scene {
     scene
 }
 
-const SEARCH: [&str; 7] =
-    ["--model", "run", "--corpus", "corpus.jsonl", "--queries", "queries.jsonl", "--qrels"];
+const SEARCH: [&str; 7] = ["--model", "run", "--corpus", "corpus.jsonl", "--queries", "queries.jsonl", "--qrels"];
 
 #[test]
 fn searches_of_a_corpus_have_the_scores_of_the_vectors_of_embed() {
@@ -271,7 +271,9 @@ fn searches_of_a_corpus_have_the_scores_of_the_vectors_of_embed() {
         scene.write(input, texts.iter().map(|text| text.trim().to_owned() + "\n").collect::<String>());
         let output = format!("{input}.jsonl");
         let most = ["--max-source-tokens", "32", "--normalize"];
-        scene.run(&[&["embed", "--model", "run", "--input", input, "--output", &output][..], &most].concat()).expect_code(0);
+        scene
+            .run(&[&["embed", "--model", "run", "--input", input, "--output", &output][..], &most].concat())
+            .expect_code(0);
         let lines = String::from_utf8(scene.read(&output)).expect("UTF-8");
         let vector = |line: &str| -> Vec<f64> {
             let line: Value = serde_json::from_str(line).expect("JSON");
@@ -283,7 +285,9 @@ fn searches_of_a_corpus_have_the_scores_of_the_vectors_of_embed() {
         let text = String::from_utf8(scene.read(name)).expect("UTF-8");
         text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
     };
-    let text = |row: &Value| format!("{} {}", row["title"].as_str().unwrap_or_default(), row["text"].as_str().expect("a text"));
+    let text = |row: &Value| {
+        format!("{} {}", row["title"].as_str().unwrap_or_default(), row["text"].as_str().expect("a text"))
+    };
     let (corpus, queries) = (rows("corpus.jsonl"), rows("queries.jsonl"));
     let of_corpus = vectors("c.txt", &corpus.iter().map(text).collect::<Vec<_>>());
     let of_queries = vectors("q.txt", &queries.iter().map(text).collect::<Vec<_>>());
@@ -341,11 +345,17 @@ fn files_of_a_search_that_do_not_fit_together_are_named() {
     scene.write("empty.tsv", "query-id\tcorpus-id\tscore\n");
     search("empty.tsv", &[]).expect_code(4).expect_words(&["no text is judged"]);
     search("nosuch.tsv", &[]).expect_words(&["nosuch.tsv"]);
-    search("qrels.tsv", &["--set", "train.dropout=0"]).expect_code(2).expect_words(&["`--set train.dropout` has no effect"]);
+    search("qrels.tsv", &["--set", "train.dropout=0"])
+        .expect_code(2)
+        .expect_words(&["`--set train.dropout` has no effect"]);
     search("qrels.tsv", &["--data", "pairs.jsonl"]).expect_code(2).expect_words(&["--data", "--corpus"]);
     search("qrels.tsv", &["--num-beams", "2"]).expect_code(2).expect_words(&["--corpus"]);
-    let other = ["eval", "--model", "run", "--corpus", "pairs.jsonl", "--queries", "queries.jsonl", "--qrels", "qrels.tsv"];
-    scene.run(&other).expect_code(4).expect_words(&["pairs.jsonl: expected the columns `_id` and `text`, got query, positive"]);
+    let other =
+        ["eval", "--model", "run", "--corpus", "pairs.jsonl", "--queries", "queries.jsonl", "--qrels", "qrels.tsv"];
+    scene
+        .run(&other)
+        .expect_code(4)
+        .expect_words(&["pairs.jsonl: expected the columns `_id` and `text`, got query, positive"]);
     let corpus = String::from_utf8(scene.read("corpus.jsonl")).expect("UTF-8");
     scene.write("corpus.jsonl", corpus.clone() + corpus.lines().next().expect("a row") + "\n");
     search("qrels.tsv", &[]).expect_code(4).expect_words(&["two rows have the `_id` `d0`"]);

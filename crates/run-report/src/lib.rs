@@ -22,6 +22,7 @@
 //! ```
 
 mod answers;
+mod evaluation;
 pub mod figures;
 mod line;
 pub mod page;
@@ -33,7 +34,8 @@ pub mod tensorboard;
 pub mod visible;
 
 pub use answers::{Answers, SampleAnswer};
+pub use evaluation::Evaluation;
 pub use line::{Line, Step};
 pub use reading::{MetricsTail, ReadError, read, read_lines};
-pub use run::{Evaluation, Note, Run, Totals};
+pub use run::{Note, Run, Totals};
 pub use series::{Bucket, Series};

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::answers::{Answers, SampleAnswer};
+use crate::evaluation::Evaluation;
 use crate::figures::clipped;
-use crate::line::{Line, Step, number_of};
+use crate::line::{Line, Step};
 use crate::series::Series;
 
 /// The most characters of a run's name.
@@ -17,12 +18,10 @@ const MAX_EVALUATIONS: usize = 512;
 const MAX_NOTES: usize = 48;
 /// The most characters of a note.
 const MAX_NOTE_CHARACTERS: usize = 300;
-/// The most scores of an evaluation that are kept.
-const MAX_SCORES: usize = 12;
 /// The most tasks whose samples are counted.
 const MAX_TASKS: usize = 64;
-/// The most bytes of the scores of labels that are kept, of one evaluation and of all.
-const MAX_CLASSES_BYTES: [usize; 2] = [32 << 10, 512 << 10];
+/// The most bytes of the scores of labels that are kept, of all evaluations.
+const MAX_CLASSES_BYTES: usize = 512 << 10;
 /// The most bytes of a plan's JSON that are kept.
 const MAX_PLAN_BYTES: usize = 64 << 10;
 /// The most bytes of a config that are kept.
@@ -31,29 +30,6 @@ const MAX_CONFIG_BYTES: usize = 48 << 10;
 const MAX_SCREEN_BYTES: usize = 8 << 10;
 /// Milliseconds of the narrowest bucket of a curve over time.
 const MILLISECONDS: u64 = 50;
-
-/// The figures of an evaluation.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Evaluation {
-    /// The evaluation's step.
-    pub step: u64,
-    /// Mean loss per target token.
-    pub loss: f64,
-    /// `exp(loss)`.
-    pub perplexity: f64,
-    /// Scores of answers, by name. Those that were asked for come first.
-    pub scores: Vec<(String, f64)>,
-    /// The number of scores that were asked for.
-    pub wanted: usize,
-    /// Rows scored, and of these, rows generated.
-    pub samples: (u64, u64),
-    /// The share of texts that are among the first, by their number. Empty if nothing is searched.
-    pub recall: Vec<(f64, f64)>,
-    /// The scores of each label as JSON text, if the answers are labels.
-    pub classes: Option<String>,
-    /// The scores of each task as JSON text, if the rows have tasks.
-    pub tasks: Option<String>,
-}
 
 /// An event to show.
 #[derive(Clone, Debug, PartialEq)]
@@ -142,18 +118,6 @@ pub struct Run {
     end: Option<(String, Value)>,
     clock: Clock,
     first_ms: Option<u64>,
-}
-
-/// The shares in fields `recall@K` of an evaluation, by K.
-fn recall(fields: &Value) -> Vec<(f64, f64)> {
-    const MOST: usize = 16;
-    let named = fields.as_object().into_iter().flatten().filter_map(|(name, value)| {
-        let cut: u32 = name.strip_prefix("recall@")?.parse().ok().filter(|cut| *cut > 0)?;
-        Some((f64::from(cut), value.as_f64().filter(|share| (0.0..=1.0).contains(share))?))
-    });
-    let mut curve: Vec<(f64, f64)> = named.take(MOST).collect();
-    curve.sort_by(|one, other| one.0.total_cmp(&other.0));
-    curve
 }
 
 impl Run {
@@ -314,57 +278,14 @@ impl Run {
     }
 
     fn note_evaluation(&mut self, step: u64, fields: &Value) {
-        let Some(loss) = number_of(&fields["loss"]) else { return };
-        let perplexity = number_of(&fields["perplexity"]).unwrap_or_else(|| loss.exp());
-        const FIGURES: [&str; 9] = [
-            "loss",
-            "perplexity",
-            "samples",
-            "generated_samples",
-            "target_tokens",
-            "bad_rows",
-            "step",
-            "event",
-            "time",
-        ];
-        let scores = fields.as_object().into_iter().flatten();
-        let scores = scores.filter(|(name, _)| !FIGURES.contains(&name.as_str()));
-        let scores = scores.filter_map(|(name, value)| Some((clipped(name, 24), value.as_f64()?)));
-        const NO_ANSWERS: [&str; 7] = [
-            "preference_loss",
-            "rewards/accuracies",
-            "rewards/margins",
-            "recall@1",
-            "recall@10",
-            "mrr@10",
-            "ndcg@10",
-        ];
-        let of_others = NO_ANSWERS.into_iter().filter(|name| fields[name].is_number());
-        let metrics = fields["metrics"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        let wanted: Vec<&str> = of_others.chain(metrics).collect();
-        let mut scores: Vec<(String, f64)> = scores.collect();
-        scores.sort_by_key(|(name, _)| wanted.iter().position(|other| other == name).unwrap_or(usize::MAX));
-        scores.truncate(MAX_SCORES);
-        let text_of =
-            |name: &str| fields.get(name).map(Value::to_string).filter(|text| text.len() <= MAX_CLASSES_BYTES[0]);
-        let evaluation = Evaluation {
-            step,
-            loss,
-            perplexity,
-            wanted: if wanted.is_empty() { scores.len().min(2) } else { wanted.len().min(scores.len()) },
-            scores,
-            samples: (fields["samples"].as_u64().unwrap_or(0), fields["generated_samples"].as_u64().unwrap_or(0)),
-            recall: recall(fields),
-            classes: text_of("classes"),
-            tasks: text_of("tasks"),
-        };
+        let Some(evaluation) = Evaluation::from_event(step, fields) else { return };
         self.evaluations.retain(|other| other.step != step);
         self.evaluations.push(evaluation);
         let mut bytes = 0;
         for evaluation in self.evaluations.iter_mut().rev() {
             for text in [&mut evaluation.classes, &mut evaluation.tasks] {
                 bytes += text.as_ref().map_or(0, String::len);
-                text.take_if(|_| bytes > MAX_CLASSES_BYTES[1]);
+                text.take_if(|_| bytes > MAX_CLASSES_BYTES);
             }
         }
         if self.evaluations.len() > MAX_EVALUATIONS {

@@ -8,8 +8,8 @@ use text_metrics::bleu::{Bleu, Tokenization};
 use text_metrics::chrf::{CHRF_PLUS_PLUS, Chrf};
 use text_metrics::labels::Labels;
 use text_metrics::ranking::Ranking;
-use text_metrics::searches::{self, Searches};
 use text_metrics::rouge::{Rouge, RougeScore};
+use text_metrics::searches::{self, Searches};
 use text_metrics::{LabelsInText, Metric, Scores, Settings};
 
 fn goldens(path: &str) -> Value {
@@ -204,7 +204,8 @@ fn searches_are_scored_as_by_trec_eval_texts_with_equal_scores_and_texts_that_ar
             let gain = |name: &str| judged.get(name).map_or(0.0, |gain| gain.as_f64().unwrap());
             #[expect(clippy::cast_possible_truncation, reason = "sixteenths")]
             let score = |score: &Value| score.as_f64().unwrap() as f32;
-            let mut found: Vec<(f32, &str)> = found.as_object().unwrap().iter().map(|(n, s)| (score(s), &**n)).collect();
+            let mut found: Vec<(f32, &str)> =
+                found.as_object().unwrap().iter().map(|(n, s)| (score(s), &**n)).collect();
             found.sort_by(|one, other| searches::order(*one, *other));
             let gains: Vec<f64> = found.iter().map(|(_, name)| gain(name)).collect();
             scores.add(&gains, &judged.values().map(|gain| gain.as_f64().unwrap()).collect::<Vec<_>>());

@@ -199,7 +199,11 @@ impl Contrastive {
         match scores.iter().find(|score| is_of_cosines && score.abs() > self.largest_score) {
             Some(score) => {
                 let expected = "at least the largest score of the rows, whose quotients are cosines";
-                Err(Error::invalid_option("embedding.largest_score", expected, format!("{} beside a score of {score}", self.largest_score)))
+                Err(Error::invalid_option(
+                    "embedding.largest_score",
+                    expected,
+                    format!("{} beside a score of {score}", self.largest_score),
+                ))
             }
             None => Ok(()),
         }
@@ -222,12 +226,7 @@ impl Contrastive {
     }
 
     /// As [`Contrastive::of_batch`], with gradients of zero if they are not wanted.
-    fn compute(
-        &self,
-        (vectors, width): (&[f64], usize),
-        scores: &[f64],
-        wants: bool,
-    ) -> (ContrastiveStats, Vec<f64>) {
+    fn compute(&self, (vectors, width): (&[f64], usize), scores: &[f64], wants: bool) -> (ContrastiveStats, Vec<f64>) {
         let mut gradients = vec![0.0; vectors.len()];
         let mut stats = ContrastiveStats::default();
         if vectors.is_empty() {

@@ -283,7 +283,11 @@ impl TrainerOptions {
             return Err(Error::invalid_option("embedding.largest_score", "a finite number above 0", largest_score));
         }
         if loss.has_scores() && has_negatives {
-            return Err(Error::invalid_option("embedding.loss", "`mnr` or `triplet` for rows with a negative text", loss.name()));
+            return Err(Error::invalid_option(
+                "embedding.loss",
+                "`mnr` or `triplet` for rows with a negative text",
+                loss.name(),
+            ));
         }
         if loss == ContrastiveLoss::Triplet && !has_negatives {
             return Err(Error::invalid_option("embedding.loss", "`mnr` for rows without a negative text", loss.name()));

@@ -106,7 +106,8 @@ impl Trainer {
         scores: &[f64],
     ) -> Result<(ContrastiveStats, Vec<f64>)> {
         let (all, mine) = self.numbers_of_all(mine)?;
-        let scores = if contrastive.loss.has_scores() { self.numbers_of_all(Ok(scores.to_vec()))?.0 } else { Vec::new() };
+        let scores =
+            if contrastive.loss.has_scores() { self.numbers_of_all(Ok(scores.to_vec()))?.0 } else { Vec::new() };
         contrastive.check_scores(&scores)?;
         let (stats, gradients) = contrastive.of_batch((&all, self.model().config().vector_width()), &scores);
         Ok((stats, gradients[mine].to_vec()))

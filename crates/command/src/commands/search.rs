@@ -336,7 +336,8 @@ impl Searching {
 
 fn twice(rows: &Rows<'_>, name: &str) -> Failure {
     let (file, name) = (rows.file.display(), visible::line(name).into_owned());
-    Failure::unusable(format!("{file}: two rows have the `{}` `{name}`", rows.name)).hint("names belong to one row each")
+    Failure::unusable(format!("{file}: two rows have the `{}` `{name}`", rows.name))
+        .hint("names belong to one row each")
 }
 
 fn failed(error: candle_core::Error) -> Failure {

@@ -205,9 +205,8 @@ fn before_and_after(first: &Value, last: &Value) -> String {
     };
     let measures = wanted(last);
     // Of numbers, vectors and rankings, the loss is none of tokens.
-    let is_other = |measure: &Measure| {
-        matches!(measure, Measure::Found(_) | Measure::Answers(Metric::Pearson | Metric::Spearman))
-    };
+    let is_other =
+        |measure: &Measure| matches!(measure, Measure::Found(_) | Measure::Answers(Metric::Pearson | Metric::Spearman));
     let is_of_tokens = !measures.iter().any(is_other);
     for name in ["loss", "perplexity"].into_iter().filter(|name| is_of_tokens || *name == "loss") {
         let _ = writeln!(text, "{:<18}{:>12}{:>12}", format!("  {name}"), plain(&first[name]), plain(&last[name]));

@@ -406,9 +406,10 @@ impl Settings {
             None => Default::default(),
         };
         let (values, wanted) = match agreement {
-            Some(of) => {
-                (vec![(Metric::Pearson, of.pearson), (Metric::Spearman, of.spearman)], vec![Metric::Pearson, Metric::Spearman])
-            }
+            Some(of) => (
+                vec![(Metric::Pearson, of.pearson), (Metric::Spearman, of.spearman)],
+                vec![Metric::Pearson, Metric::Spearman],
+            ),
             None => (values, self.metrics.clone()),
         };
         Ok(Figures {

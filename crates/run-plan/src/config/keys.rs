@@ -92,16 +92,8 @@ static RANKING_LOSSES: [&str; RankingLoss::NAMES.len()] = names(&RankingLoss::NA
 static EMBEDDING_LOSSES: [&str; ContrastiveLoss::NAMES.len()] = names(&ContrastiveLoss::NAMES);
 
 /// Losses, figures of preferences, and what vectors and rankings find, by which evaluations can be compared, beside the metrics of answers.
-const FIGURES: [&str; 8] = [
-    "loss",
-    "preference_loss",
-    "rewards/accuracies",
-    "rewards/margins",
-    "recall@1",
-    "recall@10",
-    "mrr@10",
-    "ndcg@10",
-];
+const FIGURES: [&str; 8] =
+    ["loss", "preference_loss", "rewards/accuracies", "rewards/margins", "recall@1", "recall@10", "mrr@10", "ndcg@10"];
 
 /// The values by which evaluations can be compared.
 pub static MEASURES: [&str; FIGURES.len() + Metric::ALL.len()] = {

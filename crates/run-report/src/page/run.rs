@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 use super::chart::Chart;
 use super::scale::Scale;
 use super::{MAX_BYTES, bill, classes, escape, page, recipe, section, tasks};
+use crate::evaluation::Evaluation;
 use crate::figures::{self, bytes, count, decimal, score, score_name};
-use crate::run::{Evaluation, Run};
+use crate::run::Run;
 use crate::series::Series;
 
 /// The most evaluations in the table; from more, an even selection is shown.

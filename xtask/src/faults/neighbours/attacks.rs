@@ -334,7 +334,8 @@ fn read() -> Vec<Attack> {
 fn read_rows() -> Vec<Attack> {
     let run = "mkdir run; echo > run/resolved.toml; ln -s VICTIM/metrics.jsonl run/metrics.jsonl";
     let rows = "ln -s VICTIM/rows.jsonl rows.jsonl";
-    let searched = "ln -s VICTIM/rows.jsonl rows.jsonl; echo '{\"_id\":\"a\",\"text\":\"b\"}' > c.jsonl; echo a a 1 > j.tsv";
+    let searched =
+        "ln -s VICTIM/rows.jsonl rows.jsonl; echo '{\"_id\":\"a\",\"text\":\"b\"}' > c.jsonl; echo a a 1 > j.tsv";
     let small = "--max-new-tokens 2";
     vec![
         Attack::new("report", run, REPORT).refused(LINK),
@@ -346,7 +347,8 @@ fn read_rows() -> Vec<Attack> {
         Attack::new("train", rows, CONVERTING.replace("ROWS", "SHARED/rows.jsonl")).refused(LINK),
         Attack::new("eval: rows", rows, EVAL.replace("ROWS", "SHARED/rows.jsonl")).refused(LINK),
         Attack::new("eval: a corpus", searched, SEARCH.replacen("c.jsonl", "rows.jsonl", 1)).refused(LINK),
-        Attack::new("eval: queries", searched, SEARCH.replace("--queries SHARED/c", "--queries SHARED/rows")).refused(LINK),
+        Attack::new("eval: queries", searched, SEARCH.replace("--queries SHARED/c", "--queries SHARED/rows"))
+            .refused(LINK),
         Attack::new("eval: judgements", searched, SEARCH.replace("j.tsv", "rows.jsonl")).refused(LINK),
         Attack::new("generate: prompts", rows, format!("generate --model MODEL --input SHARED/rows.jsonl {small}"))
             .refused(LINK),
