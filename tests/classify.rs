@@ -331,12 +331,11 @@ fn sequences_of_fasta_are_rows_with_labels_of_residues_beside_them_and_of_protei
     let trained = train(&scene, "classification", "p.fasta", &of_proteins).expect_code(0);
     trained.expect_words(&["FASTA"]);
     assert_eq!(config(&scene, "proteins")["id2label"], json!({"0": "membrane", "1": "other"}));
-    scene.write(
-        "p.labels.fasta",
-        records(&|at| format!(">P{at}\n{}\n", if at == 4 { "HH" } else { sequences[at % 3].1 })),
-    );
-    let again = train(&scene, "token-classification", "p.fasta", &["--output", "again"]);
-    again.expect_words(&["another number of labels"]);
+    scene.write("long.fasta", records(&|at| format!(">P{at}\n{}\n", "MKV".repeat(9))));
+    scene.write("long.labels.fasta", records(&|at| format!(">P{at}\n{}\n", "HEC".repeat(if at == 4 { 8 } else { 9 }))));
+    let refuses = ["--set", "data.bad_rows=error", "--output", "again"];
+    let again = train(&scene, "token-classification", "long.fasta", &refuses).expect_code(4);
+    again.expect_words(&["row 4", "another number of labels"]);
     scene.write("p.labels.fasta", records(&|at| format!(">Q{at}\n{}\n", sequences[at % 3].1)));
     let other = train(&scene, "token-classification", "p.fasta", &["--output", "other"]).expect_code(4);
     other.expect_words(&["p.fasta:1: expected the labels of `P0`", "got `Q0`", "NAME.labels.fasta"]);
