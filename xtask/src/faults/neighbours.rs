@@ -159,6 +159,17 @@ fn write_victim(victim: &Path, runs: &Runs) -> Result<(), String> {
     fs::set_permissions(victim, fs::Permissions::from_mode(0o700)).map_err(named)
 }
 
+/// Writes root's preferences, a list of runs in the shared directory, and rows of which the last is broken.
+fn write_inputs(directory: &Path, shared: &Path) -> std::io::Result<[PathBuf; 3]> {
+    let paths = ["preferences.jsonl", "list.toml", "broken.jsonl"].map(|name| directory.join(name));
+    fs::write(&paths[0], "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n".repeat(8))?;
+    let list = format!("[[run]]\noutput = \"{}/run\"\nflags = [\"--max-steps\", \"1\"]\n", shared.display());
+    fs::write(&paths[1], list)?;
+    let row = |at: u32| format!("{{\"prompt\": \"{at}\", \"response\": \"r\"}}\n");
+    fs::write(&paths[2], (0..20).map(row).collect::<String>() + "{\"prompt\"")?;
+    Ok(paths)
+}
+
 fn attacked(lab: &Lab, runs: &Runs, attack: &Attack, directory: &Path) -> Outcome {
     let named = |error: std::io::Error| format!("{}: {error}", directory.display());
     let (shared, victim) = (directory.join("shared"), directory.join("victim"));
@@ -169,15 +180,7 @@ fn attacked(lab: &Lab, runs: &Runs, attack: &Attack, directory: &Path) -> Outcom
     }
     write_victim(&victim, runs)?;
     let rows = write_rows(directory)?;
-    let preferences = directory.join("preferences.jsonl");
-    fs::write(&preferences, "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n".repeat(8))
-        .map_err(named)?;
-    let list = directory.join("list.toml");
-    fs::write(&list, format!("[[run]]\noutput = \"{}/run\"\nflags = [\"--max-steps\", \"1\"]\n", shared.display()))
-        .map_err(named)?;
-    let broken_rows = directory.join("broken.jsonl");
-    let row = |at: u32| format!("{{\"prompt\": \"{at}\", \"response\": \"r\"}}\n");
-    fs::write(&broken_rows, (0..20).map(row).collect::<String>() + "{\"prompt\"").map_err(named)?;
+    let [preferences, list, broken_rows] = write_inputs(directory, &shared).map_err(named)?;
     let places = [
         ("SHARED", &shared),
         ("VICTIM", &victim),
