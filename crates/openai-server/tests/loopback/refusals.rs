@@ -246,9 +246,7 @@ fn each_refusal_is_logged_and_counted_and_says_whether_the_connection_goes_on() 
         if *ends {
             assert_eq!(rest(stream), "", "{code}");
         } else {
-            stream
-                .write_all(format!("GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").as_bytes())
-                .unwrap();
+            stream.write_all(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
             assert_eq!(status(&rest(stream)), 200, "{code}");
         }
     }

@@ -185,7 +185,7 @@ mod tests {
             for client in 0..8 {
                 let own = share(client, 1);
                 // A client waits for its answer, and then for a moment.
-                if texts.waiting.iter().all(|text| text.share != own) && (step + client as usize) % 3 != 0 {
+                if texts.waiting.iter().all(|text| text.share != own) && !(step + client as usize).is_multiple_of(3) {
                     random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                     (0..1 + (random >> 62)).for_each(|_| texts.come(own, 8 + (random >> 59) as usize % 8));
                 }
