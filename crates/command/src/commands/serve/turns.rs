@@ -34,7 +34,7 @@ impl Turns {
         let clients = |size: &u32| sizes.get(size).map_or(1, |of_size| of_size.clients.max(1)) as i64;
         let shares = self.credit.keys().map(clients).sum::<i64>().max(own.clients as i64).max(1);
         let own = own.rows as i64 * PARTS;
-        self.credit.iter_mut().for_each(|(size, credit)| *credit += (own * clients(size) / shares).max(1));
+        self.credit.iter_mut().for_each(|(size, credit)| *credit += (own * clients(size) / shares).max(PARTS));
         let takes_part = |(&size, of_size): (&u32, &InProgress)| {
             let Some(credit) = self.credit.get_mut(&size) else { return (size, true) };
             let is_due = *credit >= of_size.rows as i64 * PARTS;
