@@ -310,20 +310,11 @@ impl Config {
     /// activations, token ids outside the vocabulary.
     pub fn validate(&self) -> Result<()> {
         self.validate_sizes()?;
+        let (dropout, epsilon, factor) = (self.dropout_rate, self.layer_norm_epsilon, self.initializer_factor);
         let numbers = [
-            ("dropout_rate", self.dropout_rate, (0.0..1.0).contains(&self.dropout_rate), "a number from 0 to below 1"),
-            (
-                "layer_norm_epsilon",
-                self.layer_norm_epsilon,
-                self.layer_norm_epsilon > 0.0 && self.layer_norm_epsilon < 1.0,
-                "a number between 0 and 1",
-            ),
-            (
-                "initializer_factor",
-                self.initializer_factor,
-                self.initializer_factor.is_finite() && self.initializer_factor > 0.0,
-                "a number above 0",
-            ),
+            ("dropout_rate", dropout, (0.0..1.0).contains(&dropout), "a number from 0 to below 1"),
+            ("layer_norm_epsilon", epsilon, epsilon > 0.0 && epsilon < 1.0, "a number between 0 and 1"),
+            ("initializer_factor", factor, factor.is_finite() && factor > 0.0, "a number above 0"),
         ];
         if let Some((key, value, _, expected)) = numbers.into_iter().find(|(_, _, is_valid, _)| !is_valid) {
             return Err(self.invalid(key, &value.to_string(), expected));
@@ -358,13 +349,9 @@ impl Config {
                 return Err(self.invalid(key, &value.to_string(), &format!("a number from 1 to {largest}")));
             }
         }
-        let inner = self.num_heads as u64 * self.d_kv as u64;
-        if inner > LARGEST_DIMENSION {
-            return Err(self.invalid(
-                "d_kv",
-                &self.d_kv.to_string(),
-                &format!("num_heads x d_kv of at most {LARGEST_DIMENSION}"),
-            ));
+        if self.num_heads as u64 * self.d_kv as u64 > LARGEST_DIMENSION {
+            let expected = format!("num_heads x d_kv of at most {LARGEST_DIMENSION}");
+            return Err(self.invalid("d_kv", &self.d_kv.to_string(), &expected));
         }
         let buckets = self.relative_attention_num_buckets;
         if !(4..=LARGEST_BUCKETS).contains(&buckets) {

@@ -122,11 +122,9 @@ pub(crate) fn load(
     }
     // Duplicates of a table are compared with it.
     stored.check_the_rest(&config, &parameters)?;
-    for (parameter, spec) in parameters.iter().zip(ParameterSpec::all(&config)) {
-        if !keeps(&spec) && spec.part.is_table() {
-            tensor_storage::unallocated::release(&parameter.tensor)?;
-        }
-    }
+    let specs = ParameterSpec::all(&config).into_iter();
+    let mut tables = parameters.iter().zip(specs).filter(|(_, spec)| !keeps(spec) && spec.part.is_table());
+    tables.try_for_each(|(table, _)| tensor_storage::unallocated::release(&table.tensor))?;
     let carried = Carried::read(stored.readers, &config)?.map(Rc::new);
     Ok(Loaded { config, parameters, file, carried })
 }

@@ -215,6 +215,9 @@ pub(crate) struct Outline<'a> {
     pub copies_overlap: bool,
 }
 
+/// Shards by number, each with its micro-batches.
+type Shards<'a> = &'a [(usize, Range<usize>)];
+
 /// One backward pass through `units`.
 struct Pass<'a> {
     units: &'a [Unit],
@@ -226,7 +229,7 @@ struct Pass<'a> {
     /// Shards that this pass over all units completes, and with them all gradients. `None` where other micro-batches follow.
     completes: Option<&'a [usize]>,
     /// Shards, each of which sums its gradients separately, or none.
-    shards: &'a [(usize, Range<usize>)],
+    shards: Shards<'a>,
 }
 
 /// The gradients of a part are complete, and with them some shards.
@@ -300,7 +303,7 @@ impl Outline<'_> {
 
     /// A whole step over `n` micro-batches, where the gradients of each of `shards` are summed separately. Micro-batch-major, the events
     /// of `idle` more micro-batches follow, which compute nothing: every process asks for weights as often as the one with most work.
-    pub fn training_of_shards(self, n: usize, shards: &[(usize, Range<usize>)], idle: usize) -> Vec<Event> {
+    pub fn training_of_shards(self, n: usize, shards: Shards, idle: usize) -> Vec<Event> {
         if let Some(layers) = self.layer_major {
             return self.layer_major_step(layers, n, shards);
         }
@@ -355,7 +358,7 @@ impl Outline<'_> {
         events
     }
 
-    fn layer_major_step(self, layers: &LayerMajor, n: usize, shards: &[(usize, Range<usize>)]) -> Vec<Event> {
+    fn layer_major_step(self, layers: &LayerMajor, n: usize, shards: Shards) -> Vec<Event> {
         let units = Unit::entered(self.reach);
         let dropped = Unit::dropped(&units, layers.kept_gradient_blocks);
         // Where gradients wait in a file, no unit goes through a second pass.
@@ -385,11 +388,8 @@ impl Outline<'_> {
         }
         events.push(Event::EmbeddingBackward);
         for part in [Part::Shared, Part::LmHead] {
-            events.push(Event::HandOver {
-                part: Some(part),
-                stage: Stage::Measure,
-                disposition: GradientDisposition::Keep,
-            });
+            let (stage, disposition) = (Stage::Measure, GradientDisposition::Keep);
+            events.push(Event::HandOver { part: Some(part), stage, disposition });
         }
         // Accumulators of tables whose gradient another process holds.
         events.push(Event::ReleaseSpare);
@@ -409,13 +409,7 @@ impl Outline<'_> {
     }
 
     /// Loss and backward of the head. Returns whether the head's contribution is still being summed, while backward goes on.
-    fn layer_major_head(
-        self,
-        n: usize,
-        shards: &[(usize, Range<usize>)],
-        gradients_on_disk: bool,
-        events: &mut Vec<Event>,
-    ) -> bool {
+    fn layer_major_head(self, n: usize, shards: Shards, gradients_on_disk: bool, events: &mut Vec<Event>) -> bool {
         let head = if shards.is_empty() { vec![Event::Head { of: 0..n }] } else { Vec::new() };
         let of_shard = |(shard, of): &(usize, Range<usize>)| {
             [Event::Head { of: of.clone() }, Event::Close { shard: *shard, part: Some(Part::LmHead) }]
