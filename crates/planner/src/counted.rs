@@ -308,10 +308,9 @@ impl<'a> StepCounter<'a> {
     /// Its config is not a T5's.
     pub fn beside(self, frozen: Option<&t5::Config>, options: &TrainerOptions) -> Result<Self> {
         let Some(teacher) = frozen.filter(|_| options.distillation.is_some()) else { return Ok(self) };
-        let passes = match options.distillation.and_then(|of| of.top_k) {
-            None => self.of_model.passes.learning_from(teacher, options.parameter_dtype())?,
-            Some(_) => self.of_model.passes.learning_from_top_logits(),
-        };
+        let needs_all = options.distillation.is_some_and(|of| of.top_k.is_none());
+        let of_all = needs_all.then(|| (teacher, options.parameter_dtype()));
+        let passes = self.of_model.passes.learning_from(of_all)?;
         Ok(Self { of_model: Counter { passes, ..self.of_model }, ..self })
     }
 

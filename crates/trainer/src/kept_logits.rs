@@ -289,6 +289,7 @@ mod tests {
     fn rows(first: u32, tokens: usize, dtype: DType) -> TopLogits {
         let entries: Vec<u32> = (first..).take(2 * tokens).collect();
         let values: Vec<f64> = entries.iter().map(|entry| f64::from(*entry) + 0.25).collect();
+        // The host alone: the logits are there.
         let values = Tensor::from_vec(values, (tokens, 2), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
         TopLogits { entries, values }
     }

@@ -32,6 +32,7 @@ fn bytes_of_a_step(config: &Config, loss: Option<PreferenceLoss>) -> u64 {
     let directory = tempfile::tempdir().unwrap();
     let files = Files::in_directory(directory.path());
     let lora = Lora { rank: 2, alpha: 4.0, targets: Targets::AllLinear, ..Lora::default() };
+    // The host alone: weights on a device are copied there.
     let model = T5::init_in(config, 7, DType::F32, &Device::Cpu, Some(&files)).unwrap();
     let options = TrainerOptions {
         dropout: 0.0,

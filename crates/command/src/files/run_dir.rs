@@ -30,13 +30,14 @@ use trainer::checkpoint::{self, CHECKPOINTS_DIRECTORY, OWN_FILES};
 use crate::config::Values;
 use crate::failure::{Failure, Outcome};
 use crate::files::assets;
-use crate::model::teacher_logits;
 use crate::screen::{report, shell_words};
 
 /// The config as resolved.
 pub const RESOLVED: &str = "resolved.toml";
 /// A longer config is invalid.
 pub const MAX_CONFIG_BYTES: u64 = 16 << 20;
+/// The file of a teacher's largest logits.
+pub const TEACHER_LOGITS: &str = "teacher-logits";
 /// The map of the training files' pages.
 pub const PAGE_MAP: &str = "page-map.bin";
 /// The directory for rows of files that are not parquet.
@@ -122,7 +123,7 @@ pub fn is_own_name(name: &OsStr) -> bool {
         FINISHED,
         MODEL,
         ADAPTER,
-        teacher_logits::FILE,
+        TEACHER_LOGITS,
     ];
     let others = BASES.into_iter().chain(assets::names()).chain(CONVERTED_ROWS).chain(UNPACKED);
     named.into_iter().chain(others).any(|own| name == own)

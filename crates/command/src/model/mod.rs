@@ -6,4 +6,3 @@ pub mod frozen;
 pub mod model_directory;
 pub mod model_files;
 pub mod sources;
-pub mod teacher_logits;

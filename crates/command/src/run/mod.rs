@@ -17,5 +17,6 @@ pub mod setup;
 pub mod start_screen;
 pub mod summary;
 pub mod target_machine;
+pub mod teacher_logits;
 pub mod train;
 pub mod views;

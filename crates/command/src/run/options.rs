@@ -1,7 +1,7 @@
-//! Converts the config to the options of an evaluation. This module makes no decisions.
+//! Converts the config to the rows that a run reads, and to the options of an evaluation. This module makes no decisions.
 
 use dataloader::Objective;
-use planner::Plan;
+use planner::{Plan, RowsRead};
 pub use run_plan::options::{answers, master_weights, trainer_options};
 use t5::Head;
 use text_metrics::bleu::Tokenization;
@@ -12,6 +12,14 @@ use crate::config::task::Task;
 use crate::config::{Config, keys};
 use crate::run::open::{self, Opened};
 use crate::scores::evaluation::Settings;
+
+/// The number of rows that the run reads.
+pub fn rows_read(config: &Config, rows: u64) -> RowsRead {
+    let (train, batch_samples) = (&config.train, config.train.batch_size as u64);
+    let of_epochs = train.epochs.map_or(u64::MAX, |epochs| epochs.saturating_mul(rows));
+    let of_steps = train.max_steps.map_or(u64::MAX, |steps| steps.saturating_mul(batch_samples));
+    RowsRead { samples: of_epochs.min(of_steps), batch_samples }
+}
 
 /// The settings of evaluations in the training loop.
 pub fn evaluation(config: &Config, opened: &Opened, plan: &Plan) -> Settings {

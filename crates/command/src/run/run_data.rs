@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use dataloader::{BadRows, DataLoader, LoaderOptions, OrderOptions, Position};
-use planner::{EvaluatedRows, Feed, NOTHING_AHEAD, Rows, RowsRead};
+use planner::{EvaluatedRows, Feed, NOTHING_AHEAD, Rows};
 use run_plan::job::RunData;
 use run_plan::pace::SampledRows;
 
 use crate::config::Config;
 use crate::data::survival::Survival;
-use crate::model::teacher_logits;
 use crate::run::open::{self, Opened};
+use crate::run::options;
+use crate::run::teacher_logits;
 
 /// Places of the run from which rows are read.
 const PLACES: u64 = 4;
@@ -27,7 +28,7 @@ pub fn describe<'a>(config: &Config, opened: &'a Opened, loader: &'a DataLoader)
         dataset: &opened.train,
         loader,
         window_blocks: config.data.shuffle.then_some(config.data.window_blocks),
-        read: rows_read(config, opened.estimated_rows.unwrap_or_else(|| opened.epoch_samples())),
+        read: options::rows_read(config, opened.estimated_rows.unwrap_or_else(|| opened.epoch_samples())),
     });
     let frozen = opened.frozen.as_ref().map(|of| planner::Frozen {
         called: of.called,
@@ -37,14 +38,6 @@ pub fn describe<'a>(config: &Config, opened: &'a Opened, loader: &'a DataLoader)
         kept: teacher_logits::planned(config, opened),
     });
     RunData { feed, evaluated, stored: opened.stored, frozen }
-}
-
-/// The number of rows that the run reads.
-pub fn rows_read(config: &Config, rows: u64) -> RowsRead {
-    let (train, batch_samples) = (&config.train, config.train.batch_size as u64);
-    let of_epochs = train.epochs.map_or(u64::MAX, |epochs| epochs.saturating_mul(rows));
-    let of_steps = train.max_steps.map_or(u64::MAX, |steps| steps.saturating_mul(batch_samples));
-    RowsRead { samples: of_epochs.min(of_steps), batch_samples }
 }
 
 /// What the tokenizer does not hold of rows from the whole run, and the number of those rows; `None` for span corruption.

@@ -10,10 +10,11 @@ use trainer::schedule::{Schedule, ScheduleKind};
 use crate::config::Config;
 use crate::data::objective;
 use crate::failure::Outcome;
+use crate::files::run_dir;
 use crate::machine::processes;
-use crate::model::teacher_logits;
 use crate::run::bits::Kernels;
 use crate::run::open::Opened;
+use crate::run::teacher_logits;
 use crate::screen::progress::rate;
 use crate::screen::shell_words::quoted;
 
@@ -207,7 +208,7 @@ fn recipe(config: &Config, opened: &Opened, options: &TrainerOptions, total: u64
         let logits = of.top_k.map_or_else(|| "a teacher".to_owned(), |count| format!("{count} logits of a teacher"));
         let kept = teacher_logits::planned(config, opened);
         let kept = kept.map_or_else(String::new, |kept| {
-            format!(", kept in {} of {} at most", teacher_logits::FILE, memory_policy::Bytes(kept.file_bytes))
+            format!(", kept in {} of {} at most", run_dir::TEACHER_LOGITS, memory_policy::Bytes(kept.file_bytes))
         });
         format!("; learns {} of the loss from {logits}, at temperature {}{kept}", of.alpha, of.temperature)
     });

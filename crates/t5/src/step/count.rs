@@ -255,21 +255,14 @@ impl Counter {
         self
     }
 
-    /// Counts for steps that compare with the logits of this teacher, which has parameters of this dtype in its files.
+    /// Counts for steps that compare with this teacher's logits, its parameters in its files; `None`: with [some](crate::MicroBatch::taught).
     ///
     /// # Errors
     /// The config is not a T5's.
-    pub fn learning_from(mut self, teacher: &Config, dtype: DType) -> Result<Counter> {
+    pub fn learning_from(mut self, teacher: Option<(&Config, DType)>) -> Result<Counter> {
         let rehearsals = [Some(&mut self.rehearsal), self.with_copies.as_mut()];
-        rehearsals.into_iter().flatten().try_for_each(|rehearsal| rehearsal.learn_from(teacher, dtype))?;
+        rehearsals.into_iter().flatten().try_for_each(|rehearsal| rehearsal.learn_from(teacher))?;
         Ok(self)
-    }
-
-    /// Counts for steps that compare with the [largest logits](crate::MicroBatch::taught) of a teacher.
-    pub fn learning_from_top_logits(mut self) -> Counter {
-        let rehearsals = [Some(&mut self.rehearsal), self.with_copies.as_mut()];
-        rehearsals.into_iter().flatten().for_each(Rehearsal::learn_from_top_logits);
-        self
     }
 
     /// Counts for steps whose micro-batches are [pulled](crate::MicroBatch::pulled) by the gradients of vectors.

@@ -81,6 +81,7 @@ fn shapes_and_labels_that_do_not_fit_are_errors() {
 
 #[test]
 fn of_each_row_the_largest_logits_are_found_and_of_equal_ones_the_first() {
+    // The host alone: a device has no kernel.
     let device = candle_core::Device::Cpu;
     let logits = Tensor::new(&[[1f32, 3.0, 3.0, -2.0, 3.0], [0.0, f32::NAN, 9.0, 1.0, 1.0]], &device).unwrap();
     let top = TopLogits::of_logits(&logits, 2).unwrap();
@@ -129,6 +130,7 @@ fn beside_all_logits_the_largest_ones_are_the_whole_teacher_and_fewer_agree_with
 
 #[test]
 fn a_teachers_largest_logits_that_do_not_fit_are_errors() {
+    // The host alone: a device has no kernel.
     let device = candle_core::Device::Cpu;
     let logits = || Tensor::zeros((2, 3), DType::F32, &device).unwrap();
     let top = TopLogits::of_logits(&logits(), 2).unwrap();

@@ -202,16 +202,16 @@ impl Rehearsal {
 
     /// # Errors
     /// The teacher's activation is not known.
-    pub fn learn_from(&mut self, teacher: &Config, dtype: DType) -> Result<()> {
-        let parameters = parameters(&ParameterSpec::all(teacher), dtype, &self.ledger);
-        let network = Network::new(teacher, &parameters, &[], true)?;
-        self.teacher = Some(CountedTeacher::Head(Box::new(network.logit_head()), teacher.stack(true).width));
+    pub fn learn_from(&mut self, teacher: Option<(&Config, DType)>) -> Result<()> {
+        self.teacher = Some(match teacher {
+            None => CountedTeacher::TopLogits,
+            Some((teacher, dtype)) => {
+                let parameters = parameters(&ParameterSpec::all(teacher), dtype, &self.ledger);
+                let head = Network::new(teacher, &parameters, &[], true)?.logit_head();
+                CountedTeacher::Head(Box::new(head), teacher.stack(true).width)
+            }
+        });
         Ok(())
-    }
-
-    /// The loss compares with the largest logits of a teacher.
-    pub fn learn_from_top_logits(&mut self) {
-        self.teacher = Some(CountedTeacher::TopLogits);
     }
 
     pub fn pull_vectors(&mut self, pooling: Pooling) {
