@@ -30,6 +30,16 @@ pub fn write_numbers(path: &Path) {
     );
 }
 
+/// Writes a parquet file with these prompts and with numbers, packed so that a page is small until it is decoded.
+pub fn write_packed_numbers(path: &Path, prompts: &[&str]) {
+    let numbers: ArrayRef = Arc::new(Int64Array::from_iter_values(0..prompts.len() as i64));
+    let prompts: ArrayRef = Arc::new(StringArray::from(prompts.to_vec()));
+    let batch =
+        RecordBatch::try_from_iter([("prompt", prompts), ("response", numbers)]).expect("columns of one length");
+    let codec = parquet::basic::Compression::ZSTD(parquet::basic::ZstdLevel::default());
+    write_with(path, &batch, WriterProperties::builder().set_compression(codec).set_dictionary_enabled(false).build());
+}
+
 /// Writes a parquet file as Hugging Face's `datasets` does: `text`, and `label` with numbers of these classes.
 pub fn write_classes(path: &Path, labels: &[i64], names: &[&str]) {
     let texts: ArrayRef = Arc::new(StringArray::from_iter_values((0..labels.len()).map(|row| row.to_string())));

@@ -143,6 +143,39 @@ const ROWS: &[Row] = &[
     ("serve", "--max-rows", &["7"], &[]),
     ("serve", "--queue", &["5"], &[]),
     ("serve", "--connections", &["7"], &[]),
+    ("embed", "--model", &["nosuch"], &[]),
+    ("embed", "--adapter", &["nosuch"], &[]),
+    ("embed", "--input", &["nosuch"], &[]),
+    ("embed", "--text-column", &["other"], &[]),
+    ("embed", "--encoding", &["gb18030"], &[]),
+    ("embed", "--quoting", &["none"], &[]),
+    ("embed", "--source-prefix", &["query: "], &[]),
+    ("embed", "--pooling", &["last"], &[]),
+    ("embed", "--normalize", &[], &[]),
+    ("embed", "--max-source-tokens", &["2"], &[]),
+    ("embed", "--batch-samples", &["1"], DRY),
+    ("embed", "--precision", &["bf16"], &[]),
+    ("embed", "--memory-budget", &["1MiB"], &[]),
+    ("embed", "--device-memory-budget", &["1GiB"], &["--device", "cpu"]),
+    ("embed", "--offload-dir", &["nosuch"], &[]),
+    ("embed", "--dry-run", &[], &[]),
+    ("embed", "--device", &["cuda:7"], &[]),
+    ("trim-vocab", "--model", &["nosuch"], &[]),
+    ("trim-vocab", "--keep-used", &["nosuch"], &[]),
+    ("trim-vocab", "--keep-scripts", &["Latin"], &[]),
+    ("trim-vocab", "--keep-top", &["10"], &[]),
+    ("trim-vocab", "--prompt-column", &["other"], &[]),
+    ("trim-vocab", "--response-column", &["other"], &[]),
+    ("trim-vocab", "--source-template", &["{prompt} {other}"], &[]),
+    ("trim-vocab", "--target-template", &["{other}"], &[]),
+    ("trim-vocab", "--source-lang", &["other"], &[]),
+    ("trim-vocab", "--target-lang", &["other"], &[]),
+    ("trim-vocab", "--text-column", &["other"], &[]),
+    ("trim-vocab", "--encoding", &["gb18030"], &[]),
+    ("trim-vocab", "--quoting", &["none"], &[]),
+    ("trim-vocab", "--memory-budget", &["1MiB"], &[]),
+    ("trim-vocab", "--source-prefix", &["zebra: "], &[]),
+    ("trim-vocab", "--json", &[], &[]),
 ];
 
 /// Flags whose effect needs another situation, and a file that uses them there.
@@ -186,9 +219,28 @@ const ELSEWHERE: &[(&str, &[&str], &str)] = &[
     ("jobs add", &["--config"], "crates/command/src/cli/job_flags.rs"),
     ("doctor", &["--json", "--output", "--quick", "--server"], "tests/doctor.rs"),
     ("proof", &["--output", "--steps", "--seed", "--program", "--torch", "--python"], "tests/proof.rs"),
+    ("embed", &["--output", "--json"], "tests/embed.rs"),
+    ("embed", &["--threads"], "tests/flags.rs"),
+    ("trim-vocab", &["--output", "--force"], "tests/vocabulary.rs"),
+    ("trim-vocab", &["--threads"], "tests/flags.rs"),
+    ("add-tokens", &["--model", "--tokens", "--missing-in", "--output", "--force", "--json", "--memory-budget"], "tests/vocabulary.rs"),
+    ("add-tokens", &["--prompt-column", "--response-column", "--source-template", "--target-template", "--source-lang", "--target-lang", "--text-column", "--encoding", "--quoting"], "crates/command/src/cli/row_flags.rs"),
+    ("score", &["--model", "--pairs", "--answers", "--query-column", "--output", "--json"], "tests/ranking.rs"),
+    ("score", &["--adapter", "--template", "--label-column", "--encoding", "--max-source-tokens", "--batch-samples", "--precision", "--memory-budget", "--device-memory-budget", "--offload-dir", "--dry-run", "--device"], "crates/command/src/commands/score.rs"),
     ("report", &["--output"], "tests/views.rs"),
     ("convert-base", &["--model", "--precision", "--output", "--force", "--json"], "tests/convert_base.rs"),
 ];
+
+/// Commands whose flags set keys.
+const SET_KEYS: [&str; 2] = ["train", "plan"];
+
+/// The commands that the help of the program lists.
+fn commands(scene: &Scene) -> Vec<String> {
+    let help = scene.run(&["--help"]).expect_code(0).out;
+    let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let first = lines.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    first.filter_map(|line| line.split_whitespace().next().map(str::to_owned)).filter(|name| name != "help").collect()
+}
 
 /// The flags that the help of a command lists.
 fn flags_of(scene: &Scene, command: &str) -> BTreeSet<String> {
@@ -203,6 +255,8 @@ fn flags_of(scene: &Scene, command: &str) -> BTreeSet<String> {
 fn usual(command: &str, output: &str) -> Vec<String> {
     let words = match command {
         "eval" => "eval --model run --data rows.csv --samples 4".to_owned(),
+        "embed" => format!("embed --model run/model --input rows.csv --text-column response --output {output}.npy"),
+        "trim-vocab" => format!("trim-vocab --model run/model --keep-used rows.csv --output {output}"),
         "generate" => "generate --model run/model --max-new-tokens 4 --prompt how".to_owned(),
         "inspect" => "inspect rows.csv".to_owned(),
         "chat" => "chat --model run/model --dry-run".to_owned(),
@@ -236,7 +290,7 @@ fn see(scene: &Scene, row: &Row, output: &str, with: &[&str]) -> (Option<i32>, S
         true => out.lines().filter(is_steady).map(words).collect::<Vec<_>>().join("\n"),
         false => out.lines().filter(is_steady).collect::<Vec<_>>().join("\n"),
     };
-    let files = ["parquet", "json"]
+    let files = ["parquet", "json", "npy"]
         .into_iter()
         .filter_map(|ending| std::fs::read(scene.path(&format!("{output}.{ending}"))).ok());
     (ran.code, out, files.flatten().collect(), ran.err)
@@ -246,6 +300,10 @@ fn see(scene: &Scene, row: &Row, output: &str, with: &[&str]) -> (Option<i32>, S
 fn every_flag_changes_something_or_the_command_says_why_not() {
     let scene = Scene::new();
     let listed: BTreeSet<&str> = ROWS.iter().map(|row| row.0).chain(ELSEWHERE.iter().map(|row| row.0)).collect();
+    for command in commands(&scene) {
+        let has_flags = flags_of(&scene, &command).iter().any(|flag| flag != "--threads");
+        assert!(!has_flags || SET_KEYS.contains(&&*command) || listed.contains(&*command), "`{command}` needs rows");
+    }
     for command in listed {
         let is_tool = !ROWS.iter().any(|row| row.0 == command);
         for flag in flags_of(&scene, command).into_iter().filter(|flag| !is_tool || flag != "--threads") {

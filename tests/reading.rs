@@ -139,6 +139,91 @@ fn columns_without_a_known_meaning_are_refused_and_each_command_of_the_refusal_w
 }
 
 #[test]
+fn labels_by_number_and_rows_of_news_without_a_header_have_a_command_for_each_meaning() {
+    let scene = Scene::new();
+    let row = |row: usize| json!({"text": format!("row {row}"), "labels": [row % 3, 5]}).to_string() + "\n";
+    scene.write("emotions.jsonl", (0..8).map(row).collect::<String>());
+    let refused = train(&scene, "emotions.jsonl", &[]).expect_code(4).expect_words(&["got a list of numbers"]);
+    let hint = refused.err.lines().find(|line| line.contains("numbers of labels")).expect("a hint");
+    let commands: Vec<&str> = hint.split('`').skip(1).step_by(2).collect();
+    assert_eq!(commands[1], "jq -c '.[\"labels\"] |= map(tostring)' emotions.jsonl > texts.jsonl");
+    assert!(!refused.err.contains("bad_rows"), "no row would be left: {}", refused.err);
+    let more: Vec<&str> = ["sets"].into_iter().chain(commands[0].split(' ')).collect();
+    train(&scene, "emotions.jsonl", &more).expect_code(0);
+    let config: serde_json::Value =
+        serde_json::from_slice(&scene.read("sets/model/config.json")).expect("the model's config");
+    assert_eq!(config["id2label"], json!({"0": "0", "1": "1", "2": "2", "3": "5"}));
+    let row = |row: usize| format!("{},\"Title {row}\",\"it is a row of {row}\"\n", row % 4 + 1);
+    scene.write("news.csv", (0..8).map(row).collect::<String>());
+    let refused = train(&scene, "news.csv", &[]).expect_code(4).expect_words(&["its first line looks like a row"]);
+    let hints = refused.err.lines().filter(|line| line.starts_with("hint: "));
+    let hints: Vec<&str> = hints.filter_map(|line| Some(line.strip_suffix('`')?.rsplit_once('`')?.1)).collect();
+    scene.shell(hints[0]).expect_code(0);
+    for (at, texts) in ["prompt `{title}\\n{text}`, response from `label`", "prompt from `text`, response from `label`"]
+        .into_iter()
+        .enumerate()
+    {
+        let tokenizer = repository().join("data/sample-tokenizer.json").display().to_string();
+        let command = format!(
+            "{} --preset tiny --tokenizer {tokenizer} {} --max-steps 1 --output news{at}",
+            env!("CARGO_BIN_EXE_train_low_mem"),
+            hints[at + 1]
+        );
+        scene.shell(&command).expect_code(0);
+        assert_eq!(scene.events(&format!("news{at}"), "start")[0]["reading"]["train"]["files"][0]["texts"], texts);
+    }
+}
+
+#[test]
+fn the_directory_of_a_run_is_no_rows_and_no_argument_without_its_flag() {
+    let scene = Scene::new();
+    scene.run(&short(&["--max-steps", "1", "--output", "my/run"])).expect_code(0);
+    let refused = train(&scene, "my/run", &["other"]).expect_code(2);
+    assert!(refused.err.contains("`my/run`: is the directory of a run, expected files with rows"), "{}", refused.err);
+    assert!(refused.err.contains("`--model my/run`"), "{}", refused.err);
+    scene.run(&["eval", "my/run"]).expect_code(2).expect_words(&["a run or a model needs a flag: `--model my/run`"]);
+    scene.run(&["eval", "my/rows.csv"]).expect_code(2).expect_words(&["`--data my/rows.csv`"]);
+}
+
+#[test]
+fn rows_that_cannot_be_scored_are_named_with_the_reason() {
+    let scene = Scene::new();
+    scene.run(&short(&["--max-steps", "1", "--output", "run"])).expect_code(0);
+    let files = [("none.parquet", vec![None, None]), ("some.parquet", vec![None, Some("how many legs have 2 cats")])];
+    for (file, prompts) in files {
+        let responses = vec![Some("8 legs"); prompts.len()];
+        crate::files::write_rows(&scene.path(file), &[("prompt", prompts), ("response", responses)]);
+    }
+    let reason = "were skipped; the first: none.parquet: row group 0: row 0: column `prompt` is null";
+    let eval = |file: &str| scene.run(&["eval", "--model", "run", "--data", file]);
+    let refused = eval("none.parquet").expect_code(4);
+    assert!(refused.err.contains(&format!("no row could be evaluated: 2 of 2 rows {reason}")), "{}", refused.err);
+    let warned = eval("some.parquet").expect_code(0);
+    assert!(warned.err.contains("warning: 1 of 2 rows were skipped; the first: some.parquet: row"), "{}", warned.err);
+    let train = crate::run::sample("data.train", "sample-train.parquet");
+    let validate = |file: &str, run: &str| {
+        let validation = format!("data.validation={file}");
+        scene.run(&short(&["--set", &train, "--set", &validation, "--max-steps", "1", "--output", run]))
+    };
+    let refused = validate("none.parquet", "none").expect_code(4);
+    assert!(refused.err.contains("no row for validation could be used: 2 of 2 rows"), "{}", refused.err);
+    let warned = validate("some.parquet", "some").expect_code(0);
+    assert_eq!(warned.err.matches("warning: validation rows: 1 of 2 rows were skipped").count(), 1, "{}", warned.err);
+    let event = &scene.events("some", "warning")[0];
+    assert_eq!((&event["kind"], &event["bad_rows"]), (&json!("bad_validation_rows"), &json!(1)));
+}
+
+#[test]
+fn a_page_of_parquet_that_does_not_fit_the_budget_is_refused() {
+    let scene = Scene::new();
+    let long = "x".repeat(24 << 20);
+    crate::files::write_packed_numbers(&scene.path("rows.parquet"), &[&long, "a"]);
+    let refused = train(&scene, "rows.parquet", &["run", "--memory-budget", "64MiB"]).expect_code(3);
+    assert!(refused.err.contains("a page of column `prompt` takes "), "{}", refused.err);
+    assert!(refused.err.contains("raise `--memory-budget`"), "{}", refused.err);
+}
+
+#[test]
 fn answers_and_messages_that_pandas_wrote_into_a_csv_are_read() {
     let scene = Scene::new();
     let check = |header: &str, cell: &str, expected: serde_json::Value| {

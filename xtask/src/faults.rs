@@ -8,6 +8,7 @@
 //! * A try has a name that reproduces it; `--resume` skips tries that were made before.
 //! * A part that cannot run on this machine is reported in the table and in the file. It never counts as passed.
 
+mod beyond;
 mod damage;
 mod disks;
 mod groups;
@@ -44,6 +45,7 @@ parts, all but `quick` where none is named:
   inputs       mutated files for every parser: parquet, safetensors, tokenizers, configs
   signals      SIGTERM, SIGINT and SIGHUP at random moments; `--only t5-small` or `chatlm-0.2b` tries these models, too
   threads      systems that allow few threads
+  bills        memory that no bill has: the run says that its peak is above the prediction
   neighbours   another user, who plants links and pipes, exchanges directories and holds locks (as root)
   quick        a slice of all that takes less than two minutes: part of `.ci/run`
 
@@ -131,6 +133,7 @@ const PARTS: &[(&str, Part)] = &[
     ("inputs", inputs::run),
     ("signals", signals::run),
     ("threads", threads::run),
+    ("bills", beyond::run),
     ("neighbours", neighbours::run),
     ("quick", quick::run),
 ];

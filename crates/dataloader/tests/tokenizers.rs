@@ -104,4 +104,25 @@ fn what_is_wrong_with_a_file_beside_the_vocabulary_is_said() {
     check("vocab.json", "[]", "vocab.json: not a usable tokenizer");
     check("tokenizer_config.json", "[]", "tokenizer_config.json: not a usable tokenizer");
     check("added_tokens.json", "{\"x\": \"y\"}", "expected the id of a token");
+    let side = "`truncation_side` is \"middle\", expected \"right\" or \"left\"";
+    check("tokenizer_config.json", "{\"truncation_side\": \"middle\"}", side);
+}
+
+#[test]
+fn the_end_of_texts_is_the_one_of_the_map_of_special_tokens() {
+    let scratch = tempfile::tempdir().unwrap();
+    std::fs::copy(directory("t5-slow").join("spiece.model"), scratch.path().join("spiece.model")).unwrap();
+    let write = |name: &str, text: &str| std::fs::write(scratch.path().join(name), text).unwrap();
+    let end = || {
+        let tokenizer = Tokenizer::load(scratch.path()).unwrap();
+        let ids = [tokenizer.eos_id().unwrap(), tokenizer.pad_id().unwrap()];
+        ids.map(|id| tokenizer.token_name(id).unwrap())
+    };
+    assert_eq!(end(), ["</s>", "<pad>"]);
+    write("special_tokens_map.json", "{\"eos_token\": \"<pad>\", \"pad_token\": {\"content\": \"</s>\"}}");
+    assert_eq!(end(), ["<pad>", "</s>"]);
+    write("tokenizer_config.json", "{\"eos_token\": \"<unk>\"}");
+    assert_eq!(end(), ["<pad>", "</s>"], "transformers reads the map after the config");
+    write("tokenizer_config.json", "{\"eos_token\": \"</s>\", \"pad_token\": \"<pad>\", \"added_tokens_decoder\": {}}");
+    assert_eq!(end(), ["</s>", "<pad>"], "but not where the config lists the added tokens");
 }

@@ -115,6 +115,10 @@ impl Operation<'_> {
                 kill(signal);
                 enter(number, arguments)
             }
+            Action::Hold(bytes) => {
+                hold(bytes);
+                enter(number, arguments)
+            }
             Action::Count | Action::KillBefore | Action::KillAfter => enter(number, arguments),
         };
         let note = match action {
@@ -125,6 +129,7 @@ impl Operation<'_> {
             Action::Signal(_) => "signalled",
             Action::Short => "short",
             Action::Lie => "lied",
+            Action::Hold(_) => "held",
             Action::KillBefore => "killed before",
         };
         self.trace(count, result, note);
@@ -136,6 +141,13 @@ impl Operation<'_> {
         }
         result
     }
+}
+
+/// Maps memory of the process, with all of its pages, and forgets it.
+fn hold(bytes: i64) {
+    let (access, kind) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE);
+    enter(libc::SYS_mmap, &[0, bytes as u64, access as u64, kind as u64, u64::MAX, 0]);
 }
 
 /// Sends a signal to this process.

@@ -8,7 +8,7 @@
 //! from=3                 the first operation to be struck, counted from 1
 //! to=9                   the last one; as `from` where left out; `to=end` for all that follow
 //! every=2                of these, every second one
-//! do=ACTION              kill-before, kill-in, kill-after, errno:5, signal:15, short, lie
+//! do=ACTION              kill-before, kill-in, kill-after, errno:5, signal:15, short, lie, hold:8388608
 //! trace=/path            write a line for each operation that is counted
 //! record=/path           keep a copy of each file as it was when it was synced: /path/NUMBER
 //! threads=2              start at most 2 threads; the next one fails (EAGAIN)
@@ -31,6 +31,8 @@ pub enum Action {
     Signal(i64),
     /// A read or write is performed for a third of its bytes.
     Short,
+    /// The process gets so many bytes of memory that nothing frees, and then performs the operation.
+    Hold(i64),
     /// The operation reports success without being performed: for tests of the checker.
     Lie,
 }
@@ -134,6 +136,7 @@ fn action(text: &str) -> Result<Action, String> {
         },
         Some(("errno", value)) => Action::Errno(number(value)?),
         Some(("signal", value)) => Action::Signal(number(value)?),
+        Some(("hold", value)) => Action::Hold(number(value)?),
         Some(_) => return Err(format!("unknown action `{text}`")),
     })
 }

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// The name of a holder of bytes, or of a phase of a run.
 ///
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// const PARAMETERS: Name = Name::new("parameters");
 /// assert_eq!(PARAMETERS.to_string(), "parameters");
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Name(Cow<'static, str>);
 
@@ -29,8 +29,31 @@ impl Name {
     }
 }
 
+/// Names that older versions wrote into plans, with those of today.
+const RENAMED: [(&str, Name); 1] = [("packed operands", Name::new("matmul buffers"))];
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let renamed = RENAMED.into_iter().find(|(old, _)| *old == name);
+        Ok(renamed.map_or(Self(Cow::Owned(name)), |(_, new)| new))
+    }
+}
+
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_of_an_older_version_has_the_names_of_today() {
+        let read = |name: &str| serde_json::from_str::<Name>(name).expect("a name");
+        assert_eq!(read("\"packed operands\""), Name::new("matmul buffers"));
+        assert_eq!(read("\"parameters\""), Name::new("parameters"));
     }
 }

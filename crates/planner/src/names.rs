@@ -33,7 +33,7 @@ pub const ACTIVATIONS: Name = Name::new("activations");
 /// Saved activations of a whole batch, layer by layer.
 pub const BOUNDARIES: Name = Name::new("block inputs");
 /// Operands that threads keep packed from one product to the next.
-pub const PACKED: Name = Name::new("packed operands");
+pub const PACKED: Name = Name::new("matmul buffers");
 /// Keys and values of a generation.
 pub const CACHE: Name = Name::new("key/value cache");
 /// The vectors of texts, and their gradients.

@@ -17,8 +17,8 @@ use arrow_schema::{DataType, TimeUnit};
 use crate::chat::{MAX_TURNS, Turn, role, too_many};
 use crate::classes::{Class, class};
 use crate::column::Column;
-use crate::error::{LIST, OBJECT, RowFault};
-use crate::row::{Cell, LIST_LEVELS, has_tags, one_text};
+use crate::error::{LIST, NUMBERS, OBJECT, RowFault};
+use crate::row::{Cell, LIST_LEVELS, one_text};
 
 /// The value of a row.
 pub(crate) fn cell(array: &dyn Array, row: usize, column: &Column) -> Result<Cell, RowFault> {
@@ -37,7 +37,9 @@ pub(crate) fn cell(array: &dyn Array, row: usize, column: &Column) -> Result<Cel
         _ if is_list(array) && column.is_list => Cell::Text(json_list(array, row, column)?),
         _ if is_list(array) => {
             let turns = || turns(array, row, &column.name)?.ok().map(Cell::Turns);
-            text_of_list(&elements(array, row), &column.name, LIST_LEVELS)?.or_else(turns).unwrap_or(Cell::Other(LIST))
+            let elements = elements(array, row);
+            let other = || Cell::Other(if elements.data_type().is_numeric() { NUMBERS } else { LIST });
+            text_of_list(&elements, column, LIST_LEVELS)?.or_else(turns).unwrap_or_else(other)
         }
         DataType::Struct(_) | DataType::Map(..) => Cell::Other(OBJECT),
         _ => scalar(array, row),
@@ -113,13 +115,13 @@ fn json_list(array: &dyn Array, row: usize, column: &Column) -> Result<String, R
     Ok(serde_json::json!(texts.collect::<Result<Vec<_>, RowFault>>()?).to_string())
 }
 
-fn text_of_list(elements: &ArrayRef, column: &str, levels: usize) -> Result<Option<Cell>, RowFault> {
+fn text_of_list(elements: &ArrayRef, column: &Column, levels: usize) -> Result<Option<Cell>, RowFault> {
     let mut texts: Vec<Cow<'_, str>> = Vec::with_capacity(elements.len());
     for row in 0..elements.len() {
         match (bytes(elements, row), number(elements, row)) {
             _ if elements.is_null(row) => return Ok(None),
             (Some(bytes), _) => texts.push(text(bytes)?.into()),
-            (None, Some(number)) if has_tags(column) => texts.push(number.to_string().into()),
+            (None, Some(number)) if column.has_numbers => texts.push(number.to_string().into()),
             _ if levels > 1 && is_list(elements) => {
                 match text_of_list(&self::elements(elements, row), column, levels - 1)? {
                     Some(Cell::Text(text)) => texts.push(text.into()),
@@ -129,7 +131,7 @@ fn text_of_list(elements: &ArrayRef, column: &str, levels: usize) -> Result<Opti
             _ => return Ok(None),
         }
     }
-    Ok(Some(if texts.is_empty() { Cell::Null } else { Cell::Text(one_text(&texts, column)) }))
+    Ok(Some(if texts.is_empty() { Cell::Null } else { Cell::Text(one_text(&texts, &column.name)) }))
 }
 
 /// Numbers, booleans and dates. Other types have no usual text.
@@ -205,7 +207,7 @@ fn turns(array: &dyn Array, row: usize, column: &str) -> Option<Result<Vec<Turn>
         let of = of.as_struct_opt()?;
         names.iter().find_map(|name| of.column_by_name(name)).cloned()
     };
-    let mut calls = Vec::new();
+    let (mut calls, mut weights) = (Vec::new(), None);
     let (roles, contents) = match array.data_type() {
         DataType::List(_) | DataType::LargeList(_) => {
             let messages = elements(array, row);
@@ -213,6 +215,7 @@ fn turns(array: &dyn Array, row: usize, column: &str) -> Option<Result<Vec<Turn>
                 return exchanges(&messages);
             }
             calls.extend(["tool_calls", "function_call"].iter().filter_map(|name| member(&messages, [name, name])));
+            weights = member(&messages, ["weight", "weight"]);
             (member(&messages, ["role", "from"])?, member(&messages, ["content", "value"])?)
         }
         DataType::Struct(_) => {
@@ -235,7 +238,10 @@ fn turns(array: &dyn Array, row: usize, column: &str) -> Option<Result<Vec<Turn>
         let text = content(&contents, message)?
             .ok_or_else(|| RowFault::Messages(column.to_owned(), "expected a text in each message".to_owned()))?;
         let has_more = has_other_parts(&contents, message) || calls.iter().any(|calls| is_given(calls, message));
-        Ok(Turn { role: role(name), content: text.into_owned(), has_more })
+        let weight =
+            weights.as_ref().filter(|weights| weights.is_valid(message)).map(|weights| scalar(weights, message));
+        let has_no_weight = weight.as_ref().and_then(Cell::text).is_some_and(|weight| weight.parse() == Ok(0.0));
+        Ok(Turn { role: role(name), content: text.into_owned(), has_more, has_no_weight })
     };
     Some((0..roles.len()).map(turn).collect())
 }

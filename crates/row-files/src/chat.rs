@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::error::reason;
+use crate::error::{reason, shortened};
 use crate::python_text;
 
 /// The most messages of a chat; a longer chat is an error.
@@ -25,23 +25,35 @@ pub struct Turn {
     pub content: String,
     /// Whether the message has more than its text, such as an image or the call of a tool, which no prompt holds.
     pub has_more: bool,
+    /// Whether the file says that nothing is learned from the message: OpenAI's `weight` of 0.
+    pub has_no_weight: bool,
 }
 
 impl Turn {
     /// Returns a message of this role.
     pub fn new(role: &str, content: &str) -> Self {
-        Self { role: role.to_owned(), content: content.to_owned(), has_more: false }
+        Self { role: role.to_owned(), content: content.to_owned(), has_more: false, has_no_weight: false }
     }
 }
 
 /// Returns the turns before the response, and the response of a chat.
 ///
 /// # Errors
-/// A text for the user: the assistant has no message.
+/// A text for the user: the assistant has no message from which something is learned.
 pub(crate) fn before_response(turns: &[Turn]) -> Result<(&[Turn], &str), String> {
+    const SHOWN: usize = 4;
     let is_answer = |turn: &Turn| turn.role == "assistant" && !turn.content.trim().is_empty();
-    let Some(last) = turns.iter().rposition(is_answer) else {
-        return Err("expected a message of the assistant, got none".to_owned());
+    let Some(last) = turns.iter().rposition(|turn| is_answer(turn) && !turn.has_no_weight) else {
+        if turns.iter().any(is_answer) {
+            return Err("every message of the assistant has a `weight` of 0: nothing is learned from it".to_owned());
+        }
+        let mut roles: Vec<String> = turns.iter().map(|turn| format!("`{}`", shortened(&turn.role))).collect();
+        roles.dedup();
+        roles.truncate(SHOWN);
+        return Err(match roles.as_slice() {
+            [] => "expected a message of the assistant, got none".to_owned(),
+            roles => format!("expected a message of the assistant, got none; the roles are {}", roles.join(", ")),
+        });
     };
     Ok((&turns[..last], &turns[last].content))
 }
@@ -138,13 +150,13 @@ fn prompt_of<'a>(turns: impl Iterator<Item = &'a Turn>) -> Result<String, String
     Ok(prompt)
 }
 
-/// Converts a role's name from the OpenAI or the ShareGPT form.
+/// Converts a role's name from the forms of OpenAI, ShareGPT, Cohere and others, in any case.
 pub(crate) fn role(name: &str) -> String {
-    match name {
-        "human" | "user" | "User" => "user".to_owned(),
-        "gpt" | "assistant" | "Assistant" | "chatgpt" | "bing" | "bard" | "model" => "assistant".to_owned(),
+    match name.to_lowercase().as_str() {
+        "human" | "user" | "prompter" => "user".to_owned(),
+        "gpt" | "assistant" | "chatgpt" | "bing" | "bard" | "model" | "chatbot" | "bot" => "assistant".to_owned(),
         "system" | "developer" => "system".to_owned(),
-        other => other.to_owned(),
+        _ => name.to_owned(),
     }
 }
 
@@ -170,15 +182,17 @@ fn turns<'de, A: SeqAccess<'de>>(mut list: A) -> Result<Vec<Turn>, A::Error> {
             return Err(A::Error::custom(too_many()));
         }
         match element {
-            Element::Message(Message { role: name, content, tool_calls, function_call }) => {
+            Element::Message(Message { role: name, content, tool_calls, function_call, weight }) => {
                 let has_more = content.has_more || tool_calls.0 || function_call.0;
-                turns.push(Turn { role: role(&name.text), content: content.text, has_more });
+                let has_no_weight = weight.as_f64() == Some(0.0);
+                turns.push(Turn { role: role(&name.text), content: content.text, has_more, has_no_weight });
             }
             Element::Exchange(question, answer) => {
                 let turn = |role: &str, content: Content| Turn {
                     role: role.to_owned(),
                     content: content.text,
                     has_more: content.has_more,
+                    has_no_weight: false,
                 };
                 turns.extend([turn("user", question), turn("assistant", answer)]);
             }
@@ -256,6 +270,8 @@ struct Message {
     tool_calls: Presence,
     #[serde(default)]
     function_call: Presence,
+    #[serde(default)]
+    weight: serde_json::Value,
 }
 
 /// Whether a value is there: neither null, false, a number, nor empty.
@@ -404,6 +420,21 @@ mod tests {
     #[track_caller]
     fn check(json: &str, prompt: &str, response: &str) {
         assert_eq!(pair(json), Ok((prompt.to_owned(), response.to_owned())), "{json}");
+    }
+
+    #[test]
+    fn an_answer_of_weight_0_is_no_response_and_roles_are_known_in_any_case() {
+        check(
+            r#"[{"role":"user","content":"a"},{"role":"assistant","content":"b","weight":1},{"role":"user","content":"c"},
+               {"role":"assistant","content":"d","weight":0}]"#,
+            "a",
+            "b",
+        );
+        let none = pair(r#"[{"role":"user","content":"a"},{"role":"assistant","content":"b","weight":0.0}]"#);
+        assert!(none.unwrap_err().contains("`weight` of 0"));
+        check(r#"[{"role":"User","content":"a"},{"role":"Chatbot","content":"b","weight":null}]"#, "a", "b");
+        let other = pair(r#"[{"role":"teacher","content":"a"},{"role":"pupil","content":"b"}]"#).unwrap_err();
+        assert!(other.ends_with("got none; the roles are `teacher`, `pupil`"), "{other}");
     }
 
     #[test]

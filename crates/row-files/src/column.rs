@@ -9,12 +9,17 @@ pub struct Column {
     pub is_chat: bool,
     /// Whether a list is given as a text in JSON.
     pub is_list: bool,
+    /// Whether numbers in a list are texts: those of labels. Elsewhere they may be tokens.
+    pub has_numbers: bool,
 }
 
 impl Column {
     /// Returns a column of text.
     pub fn text(name: impl Into<String>) -> Self {
-        Self { name: name.into(), is_chat: false, is_list: false }
+        let name = name.into();
+        // A tag of each word may be the number of a class, such as in `ner_tags` of CoNLL.
+        let has_numbers = name.ends_with("tags");
+        Self { name, is_chat: false, is_list: false, has_numbers }
     }
 
     /// Returns a column of messages.

@@ -38,6 +38,8 @@ pub struct Notes {
     pub spanning: (u64, u64),
     /// Rows with a field that begins and ends with a quote which belongs to its text, and the line of the first.
     pub quoted: (u64, u64),
+    /// Rows with text between the closing quote of a field and the next delimiter, and the line of the first.
+    pub unescaped: (u64, u64),
     /// Rows with a field such as `NaN`, which other readers take for a missing value, and the line of the first.
     pub missing: (u64, u64),
 }
@@ -51,6 +53,7 @@ impl Notes {
         let found = [
             (records.breaks() > 0, &mut self.spanning),
             (!records.has_quotes && row.cells.iter().any(is_quoted), &mut self.quoted),
+            (records.has_text_after_quote, &mut self.unescaped),
             (row.cells.iter().any(is_missing), &mut self.missing),
         ];
         for (is_found, (rows, first)) in found {
@@ -101,7 +104,8 @@ impl DelimitedRows {
     fn fill(&self, row: &mut Row) -> Result<(), RowFault> {
         let records = &self.records;
         if records.ends.len() != self.fields {
-            return Err(RowFault::Fields { expected: self.fields, got: records.ends.len() });
+            let (expected, got) = (self.fields, records.ends.len());
+            return Err(RowFault::Fields { expected, got, has_quotes: records.has_quoted_field });
         }
         let fields = records.fields()?;
         row.cells.clear();
@@ -138,6 +142,10 @@ pub(crate) struct Records {
     line: u64,
     /// Line breaks within the fields of the row.
     breaks: u64,
+    /// Whether a field of the row begins with a quote that encloses it.
+    has_quoted_field: bool,
+    /// Whether text follows the closing quote of a field of the row: other writers mean a quote within the text, such as `\"`.
+    has_text_after_quote: bool,
     /// Whether the last byte was a carriage return that ended a row.
     after_return: bool,
 }
@@ -159,7 +167,20 @@ impl Records {
     pub fn new(input: Input, delimiter: u8, quoting: Quoting) -> Self {
         let (bytes, ends, most) = (Vec::new(), Vec::new(), input.most_row_bytes());
         let has_quotes = quoting.is_on(delimiter);
-        Self { input, delimiter, has_quotes, most, bytes, ends, first_line: 1, line: 1, breaks: 0, after_return: false }
+        Self {
+            input,
+            delimiter,
+            has_quotes,
+            most,
+            bytes,
+            ends,
+            first_line: 1,
+            line: 1,
+            breaks: 0,
+            has_quoted_field: false,
+            has_text_after_quote: false,
+            after_return: false,
+        }
     }
 
     /// The line breaks within the fields of the row that was read last.
@@ -222,6 +243,7 @@ impl Records {
     fn read(&mut self) -> Result<Option<Result<(), RowFault>>, Error> {
         let (mut state, mut is_whole, mut is_begun) = (State::Start, true, false);
         (self.first_line, self.breaks) = (self.line, 0);
+        (self.has_quoted_field, self.has_text_after_quote) = (false, false);
         loop {
             let buffer = self.input.buffer()?;
             if buffer.is_empty() {
@@ -267,7 +289,10 @@ impl Records {
                 is_begun = true;
                 state = match (state, byte) {
                     (State::Quoted, _) => State::Quote,
-                    (State::Start, b'"') if self.has_quotes => State::Quoted,
+                    (State::Start, b'"') if self.has_quotes => {
+                        self.has_quoted_field = true;
+                        State::Quoted
+                    }
                     (State::Quote, b'"') => {
                         match self.bytes.len() < self.most {
                             true => self.bytes.push(byte),
@@ -287,7 +312,8 @@ impl Records {
                         }
                         State::Start
                     }
-                    (_, byte) => {
+                    (state, byte) => {
+                        self.has_text_after_quote |= state == State::Quote && byte != b' ';
                         match self.bytes.len() < self.most {
                             true => self.bytes.push(byte),
                             false => is_whole = false,

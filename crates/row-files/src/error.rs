@@ -161,6 +161,7 @@ fn words(meanings: &[Meaning]) -> String {
 
 /// Kinds of values that are not text.
 pub(crate) const LIST: &str = "a list";
+pub(crate) const NUMBERS: &str = "a list of numbers";
 pub(crate) const OBJECT: &str = "an object";
 
 /// A serde_json error without its place, which counts lines within the row.
@@ -254,6 +255,7 @@ impl Error {
                 "name a member of the object instead; `inspect {}` lists them",
                 quoted(&row.path.to_string_lossy())
             )),
+            Self::Row(row) if !row.is_row && matches!(row.fault, RowFault::WrongType(_, NUMBERS)) => row.numbers_as_texts(),
             Self::Row(row) => row.fault.hint(),
             Self::Mixed { .. } => Some("convert them apart, or name the columns".to_owned()),
             Self::Duplicates { .. } => Some("raise `--memory-budget`, or use `--deduplicate exact`".to_owned()),
@@ -329,6 +331,21 @@ pub struct RowError {
     pub fault: RowFault,
 }
 
+/// What takes a list of numbers for what it is.
+const LABELS_BY_NUMBER: &str = "numbers of labels are for `--set task.name=multi-label-classification`";
+
+impl RowError {
+    /// The ways out of a list of numbers in JSON: a task that takes them, and the command that makes texts of them.
+    fn numbers_as_texts(&self) -> Option<String> {
+        let RowFault::WrongType(column, _) = &self.fault else { return None };
+        let path = column.split('.').map(|name| format!("[\"{name}\"]")).collect::<String>();
+        let (change, file) = (quoted(&format!(".{path} |= map(tostring)")), quoted(&self.path.to_string_lossy()));
+        Some(format!(
+            "{LABELS_BY_NUMBER}; as texts, which a model can write: `jq -c {change} {file} > texts.jsonl`, better with their names"
+        ))
+    }
+}
+
 impl fmt::Display for RowError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { path, line, is_row, fault } = self;
@@ -356,6 +373,8 @@ pub enum RowFault {
         expected: usize,
         /// Fields of the row.
         got: usize,
+        /// Whether quotes enclose one of them.
+        has_quotes: bool,
     },
     /// A quote is not closed.
     UnclosedQuote,
@@ -415,11 +434,15 @@ impl RowFault {
             Self::NotJson(reason) if reason.contains("single quote") => {
                 Some("Python's `str(row)` is not JSON; write each row with `json.dumps(row)`".to_owned())
             }
+            Self::Fields { has_quotes: false, .. } => Some(
+                "a field with a comma, a quote or a line break stands in quotes, and a quote in it is written twice".to_owned(),
+            ),
             Self::Fields { .. } | Self::UnclosedQuote => Some(
                 "a field with a comma, a quote or a line break stands in quotes, and a quote in it is written twice. If \
                  quotes are ordinary characters: `--quoting none`"
                     .to_owned(),
             ),
+            Self::WrongType(_, NUMBERS) => Some(LABELS_BY_NUMBER.to_owned()),
             Self::WrongType(_, LIST) => Some(
                 "only a list of texts is read as a text; write the column again as text, or name another one".to_owned(),
             ),
@@ -449,7 +472,7 @@ impl fmt::Display for RowFault {
             Self::TooLong(limit) => {
                 write!(f, "the row is longer than {} KiB, the most that fits the memory budget", limit >> 10)
             }
-            Self::Fields { expected, got } => write!(f, "expected {expected} fields as in the header, got {got}"),
+            Self::Fields { expected, got, .. } => write!(f, "expected {expected} fields as in the header, got {got}"),
             Self::UnclosedQuote => write!(f, "a quote that opens in this row is never closed"),
             Self::NoLabel(column) => {
                 write!(f, "column `{}`: expected a label, which is true or false, or 1 or 0", shortened(column))

@@ -479,7 +479,7 @@ fn is_about(name: &str) -> bool {
 }
 
 /// The settings that choose a source and the column of the target.
-fn of_source(source: &Template, target: &str) -> Vec<(&'static str, String)> {
+pub(crate) fn of_source(source: &Template, target: &str) -> Vec<(&'static str, String)> {
     let source = match source.column() {
         Some(column) => ("prompt_column", column.to_owned()),
         None => ("source_template", source.to_string()),

@@ -8,10 +8,10 @@ use std::collections::HashSet;
 
 use crate::chat;
 use crate::column::Column;
-use crate::error::{Error, LIST, OBJECT, RowFault};
+use crate::error::{Error, LIST, NUMBERS, OBJECT, RowFault};
 use crate::input::{Input, append};
 use crate::json_text::{self, Kind};
-use crate::row::{Cell, LIST_LEVELS, Row, has_tags, one_text};
+use crate::row::{Cell, LIST_LEVELS, Row, one_text};
 
 /// Keys of an object that may hold a file's rows.
 #[rustfmt::skip]
@@ -408,19 +408,20 @@ fn cell_of(value: &str, column: &Column) -> Result<Cell, RowFault> {
         Kind::List if column.is_list => Cell::Text(value.to_owned()),
         Kind::List => {
             let turns = || chat::from_list(value).ok().map(Cell::Turns);
-            text_of_list(value, &column.name, LIST_LEVELS).or_else(turns).unwrap_or(Cell::Other(LIST))
+            let other = || Cell::Other(if is_of_numbers(value) { NUMBERS } else { LIST });
+            text_of_list(value, column, LIST_LEVELS).or_else(turns).unwrap_or_else(other)
         }
         Kind::Object => Cell::Other(OBJECT),
     })
 }
 
 /// A list of texts, or of such lists as HotpotQA's paragraphs have them, as one text; null for an empty one: such as the answers to a question of SQuAD that has none.
-fn text_of_list(list: &str, column: &str, levels: usize) -> Option<Cell> {
+fn text_of_list(list: &str, column: &Column, levels: usize) -> Option<Cell> {
     let mut texts = Vec::new();
     json_text::elements(list, |element| {
         texts.push(match json_text::kind(element) {
             Kind::Text => json_text::text(element),
-            Kind::Number if has_tags(column) => Some(element.trim().into()),
+            Kind::Number if column.has_numbers => Some(element.trim().into()),
             Kind::List if levels > 1 => match text_of_list(element, column, levels - 1) {
                 Some(Cell::Text(text)) => Some(text.into()),
                 _ => None,
@@ -429,7 +430,17 @@ fn text_of_list(list: &str, column: &str, levels: usize) -> Option<Cell> {
         });
     });
     let texts = texts.into_iter().collect::<Option<Vec<_>>>()?;
-    Some(if texts.is_empty() { Cell::Null } else { Cell::Text(one_text(&texts, column)) })
+    Some(if texts.is_empty() { Cell::Null } else { Cell::Text(one_text(&texts, &column.name)) })
+}
+
+/// Whether a list has numbers alone.
+fn is_of_numbers(list: &str) -> bool {
+    let (mut count, mut numbers) = (0_u64, 0_u64);
+    json_text::elements(list, |element| {
+        count += 1;
+        numbers += u64::from(matches!(json_text::kind(element), Kind::Number));
+    });
+    count > 0 && count == numbers
 }
 
 /// The most names of a row: nested members are counted.

@@ -212,7 +212,7 @@ pub(crate) fn file_bytes(path: &Path) -> u64 {
 }
 
 /// Other formats, by their first bytes, with the hint for the user.
-const OTHERS: [(&[u8], &str, &str); 10] = [
+const OTHERS: [(&[u8], &str, &str); 12] = [
     (b"PK\x03\x04", "a zip archive or a spreadsheet", "unpack the archive, or save the sheet as CSV in UTF-8"),
     (b"BZh", "compressed with bzip2", "unpack it: `bunzip2 FILE`"),
     (b"\xfd7zXZ", "compressed with xz", "unpack it: `unxz FILE`"),
@@ -222,6 +222,8 @@ const OTHERS: [(&[u8], &str, &str); 10] = [
     (b"\0\0\xfe\xff", "text in UTF-32", "write it in UTF-8: `iconv -f UTF-32 -t UTF-8 FILE > utf8.csv`"),
     (b"\xff\xfe", "text in UTF-16", "read it with `--encoding utf-16le`"),
     (b"\xfe\xff", "text in UTF-16", "read it with `--encoding utf-16be`"),
+    (b"\xd0\xcf\x11\xe0", "a spreadsheet of an old Excel", "save the sheet as CSV in UTF-8"),
+    (b"\x93NUMPY", "an array of NumPy", "write the rows as JSONL: one `json.dumps(row)` a line"),
     (b"\x80\x04", "a Python pickle", "write the rows as JSONL: one `json.dumps(row)` a line"),
 ];
 
@@ -242,8 +244,14 @@ fn form(path: &Path, beginning: &[u8]) -> Result<Form, Error> {
     if let Some(encoding) = utf16(beginning) {
         return refused(
             format!("this is text in {encoding} without a byte order mark"),
-            "read it with `--encoding utf-16le` or `--encoding utf-16be`",
+            match encoding {
+                "UTF-16LE" => "read it with `--encoding utf-16le`",
+                _ => "read it with `--encoding utf-16be`",
+            },
         );
+    }
+    if beginning.get(257..262) == Some(b"ustar") {
+        return refused("this is a tar archive".to_owned(), "unpack it: `tar -xf FILE`, and name the files in it");
     }
     let extension = extension(path).unwrap_or_default();
     let text = beginning.trim_ascii_start();

@@ -25,7 +25,7 @@ impl Meaning {
     pub fn assignments(&self) -> String {
         self.typed(|key, value| {
             let section = if key.contains('.') { "" } else { "data." };
-            format!("--set {}", quoted(&format!("{section}{key}={value}")))
+            format!("--set {}", quoted(&format!("{section}{key}={}", of_toml(value))))
         })
     }
 
@@ -47,8 +47,42 @@ impl Meaning {
     }
 }
 
+/// A text as the value of a key. As it stands, a text in quotes would lose them.
+fn of_toml(text: &str) -> String {
+    let is_quoted = text.starts_with(['"', '\'', '[', '{']) && !text.contains(['"', '\\']) && !is_template(text);
+    if is_quoted { format!("\"{text}\"") } else { text.to_owned() }
+}
+
+/// Whether a text names columns in braces, which no table of TOML does.
+fn is_template(text: &str) -> bool {
+    text.starts_with('{') && !text.contains('=')
+}
+
 /// A word for a shell.
 pub(crate) fn quoted(word: &str) -> String {
     let is_plain = word.chars().all(|c| c.is_alphanumeric() || "_-.=/".contains(c));
     if is_plain { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_reaches_the_setting_as_it_is() {
+        let typed = |name: &str| {
+            let meaning = Meaning { words: String::new(), settings: vec![("prompt_column", name.to_owned())] };
+            meaning.assignments()
+        };
+        assert_eq!(typed("text"), "--set data.prompt_column=text");
+        assert_eq!(typed("my text"), "--set 'data.prompt_column=my text'");
+        // In TOML such a name would be a string, a list or a table.
+        assert_eq!(typed("'text'"), "--set 'data.prompt_column=\"'\\''text'\\''\"'");
+        assert_eq!(typed("[text]"), "--set 'data.prompt_column=\"[text]\"'");
+        assert_eq!(
+            typed("{a}\\n{b}"),
+            "--set 'data.prompt_column={a}\\n{b}'",
+            "a template, whose line break is TOML's"
+        );
+    }
 }

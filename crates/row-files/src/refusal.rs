@@ -2,8 +2,9 @@
 //! lacks one.
 
 use crate::error::{Error, is_of_messages};
-use crate::forms::guesses;
+use crate::forms::{guesses, of_source};
 use crate::meaning::{Meaning, quoted};
+use crate::template::Template;
 
 impl Error {
     /// What the columns of the file could mean, with the settings that say so.
@@ -58,15 +59,43 @@ impl Error {
         if !columns.iter().any(is_value) {
             return None;
         }
-        let names: Vec<String> = match columns.len() {
-            2 => vec!["prompt".to_owned(), "response".to_owned()],
-            columns => (1..=columns).map(|number| format!("column{number}")).collect(),
-        };
+        let names = header(columns);
         let between = if *delimiter == '\t' { "\\t".to_owned() } else { delimiter.to_string() };
         let (header, file) = (names.join(&between), quoted(&path.to_string_lossy()));
         let ending = path.extension().unwrap_or_default().display();
         Some(format!("(printf '{header}\\n'; cat {file}) > with-header.{ending}"))
     }
+
+    /// What the columns could mean once the file has that header, as arguments of a command: each in words, and with its settings.
+    pub fn header_meanings(&self) -> Vec<String> {
+        let Self::Columns { path, columns, .. } = self else { return Vec::new() };
+        if self.header_command().is_none() || header(columns).iter().all(|name| name != "title") {
+            return Vec::new();
+        }
+        let file = format!("--data with-header.{}", path.extension().unwrap_or_default().display());
+        [("`title` and `text` are the source", "{title}\\n{text}"), ("`text` alone is the source", "{text}")]
+            .into_iter()
+            .filter_map(|(words, source)| {
+                let meaning =
+                    Meaning { words: words.to_owned(), settings: of_source(&Template::parse(source).ok()?, "label") };
+                Some(format!("then {words} and `label` the target: `{file} {}`", meaning.assignments()))
+            })
+            .collect()
+    }
+}
+
+/// Names for the columns of a file without a header, whose first row this is. One number beside texts is a label, as in AG News, DBpedia and
+/// other files of Torchtext.
+fn header(row: &[String]) -> Vec<String> {
+    let is_number = |text: &String| text.trim().parse::<f64>().is_ok();
+    let texts: &[&str] = match (row.len(), row.iter().filter(|text| is_number(text)).count()) {
+        (2, 0) => &["prompt", "response"],
+        (2, 1) => &["text"],
+        (3, 1) => &["title", "text"],
+        (columns, _) => return (1..=columns).map(|number| format!("column{number}")).collect(),
+    };
+    let mut texts = texts.iter();
+    row.iter().map(|text| if is_number(text) { "label" } else { texts.next().unwrap_or(&"text") }.to_owned()).collect()
 }
 
 #[cfg(test)]
@@ -154,9 +183,22 @@ mod tests {
             "its first row names no columns"
         );
         let expected = "(printf 'prompt,response\\n'; cat 'my rows.csv') > with-header.csv";
-        assert_eq!(command("how many legs have cats|4", ',').as_deref(), Some(expected));
-        let expected = "(printf 'column1\\tcolumn2\\tcolumn3\\n'; cat 'my rows.csv') > with-header.csv";
+        assert_eq!(command("how many legs have cats|four legs", ',').as_deref(), Some(expected));
+        let expected = "(printf 'label\\ttitle\\ttext\\n'; cat 'my rows.csv') > with-header.csv";
         assert_eq!(command("1|good|it is very good", '\t').as_deref(), Some(expected));
+        let names = |row: &str| header(&row.split('|').map(str::to_owned).collect::<Vec<_>>()).join(" ");
+        assert_eq!(names("it is good|4"), "text label");
+        assert_eq!(names("0|it is good"), "label text");
+        assert_eq!(names("1|2|it is good"), "column1 column2 column3");
+        assert_eq!(names("a b c|d|e|f"), "column1 column2 column3 column4");
+        let expected = [
+            "then `title` and `text` are the source and `label` the target: `--data with-header.csv --set \
+             'data.source_template={title}\\n{text}' --set data.response_column=label`",
+            "then `text` alone is the source and `label` the target: `--data with-header.csv --set data.prompt_column=text \
+             --set data.response_column=label`",
+        ];
+        assert_eq!(columns("3|Wall St. and more|Reuters", "prompt", ',').header_meanings(), expected);
+        assert!(columns("how many legs have cats|4", "prompt", ',').header_meanings().is_empty());
         assert_eq!(command("Text|Label", ','), None);
     }
 }

@@ -32,12 +32,6 @@ pub(crate) fn has_answers(column: &str) -> bool {
     ["answers", "answer"].contains(&column) || column.ends_with("answers.text")
 }
 
-/// Whether a column of this name has a tag of each word, which may be the number of a class, such as `ner_tags` of CoNLL. Lists of numbers
-/// elsewhere are no texts: they may be tokens.
-pub(crate) fn has_tags(column: &str) -> bool {
-    column.ends_with("tags")
-}
-
 /// The answer that a cell holds as the text of an object, in JSON or as Python writes it: such cells has a CSV of SQuAD. An object without
 /// an answer is null, and other texts are `None`.
 pub(crate) fn written_answer(text: &str) -> Option<Cell> {

@@ -350,6 +350,83 @@ fn codecs_that_the_own_reader_lacks_are_read_by_the_parquet_crate() {
 }
 
 #[test]
+fn a_declared_page_that_does_not_fit_is_refused_before_it_is_decoded() {
+    use parquet::basic::{Compression, ZstdLevel};
+    let files = Files::new();
+    let text: String = (0..500_000).map(|number| format!("{number} ")).collect();
+    let texts = Arc::new(arrow_array::LargeStringArray::from(vec![text.as_str(), "y"]));
+    let lists = Arc::new({
+        let mut lists = ListBuilder::new(StringBuilder::new());
+        [text.as_str(), "y"].into_iter().for_each(|text| lists.append_value([Some(text)]));
+        lists.finish()
+    });
+    let columns: [(&str, arrow_array::ArrayRef, Compression); 2] = [
+        ("texts.parquet", texts, Compression::BROTLI(parquet::basic::BrotliLevel::default())),
+        ("lists.parquet", lists, Compression::ZSTD(ZstdLevel::default())),
+    ];
+    for (name, column, codec) in columns {
+        let path = files.column_in(name, "response", column, codec);
+        let stored = std::fs::read(&path).unwrap();
+        let chosen = Chosen { prompt: Some("id".into()), response: Some("response".into()), ..Chosen::default() };
+        let read = |options: &ReadOptions| {
+            read_as(std::slice::from_ref(&path), &Settings::default(), &chosen, options).map(|(_, pairs)| pairs.len())
+        };
+        assert_eq!(read(&ReadOptions::default()).unwrap(), 2, "{name}");
+        let small = ReadOptions { max_page_bytes: 1 << 20, ..ReadOptions::default() };
+        let refused = read(&small).unwrap_err();
+        assert!(matches!(refused, Error::PartTooLarge { bytes, .. } if bytes >= 3 << 20), "{refused}");
+        // Bytes that no decoder takes: the refusal comes first. A larger limit gets as far as the decoder.
+        let mut damaged = stored.clone();
+        let (start, bytes) = {
+            use parquet::file::reader::{FileReader, SerializedFileReader};
+            let file = SerializedFileReader::new(std::fs::File::open(&path).unwrap()).unwrap();
+            file.metadata().row_group(0).column(1).byte_range()
+        };
+        assert!(bytes > 20_000, "{bytes}");
+        damaged[start as usize + 2000..][..2000].fill(0xa5);
+        std::fs::write(&path, damaged).unwrap();
+        let again = read(&small).unwrap_err();
+        assert!(matches!(again, Error::PartTooLarge { .. }), "{name}: {again}");
+        let decoded = read(&ReadOptions::default()).unwrap_err();
+        assert!(!matches!(decoded, Error::PartTooLarge { .. }), "{name}: {decoded}");
+    }
+}
+
+#[test]
+fn text_behind_a_closing_quote_is_counted() {
+    let files = Files::new();
+    let path = files.with("a.csv", "prompt,response\n\"say \\\"hi\\\" now\",b\n\"c\" ,d\ne,\"f \"\"g\"\"\"\n");
+    let (counts, pairs) = read_with(&[path], &Settings::default()).unwrap();
+    assert_eq!(pairs[0].0, "say \\hi\\\" now\"", "as Python reads it");
+    assert_eq!((&*pairs[1].0, &*pairs[2].1), ("c ", "f \"g\""));
+    assert_eq!(counts.notes.unwrap().1.unescaped, (1, 2));
+}
+
+#[test]
+fn numbers_in_lists_are_labels_for_sets_of_labels_alone() {
+    let files = Files::new();
+    let mut lists = ListBuilder::new(arrow_array::builder::Int64Builder::new());
+    lists.append_value([Some(3), Some(7)]);
+    lists.append_value([]);
+    let json = "{\"text\":\"0\",\"labels\":[3, 7]}\n{\"text\":\"1\",\"labels\":[]}\n";
+    for path in [files.column("a.parquet", "labels", Arc::new(lists.finish())), files.with("a.jsonl", json)] {
+        let is_json = path.extension().is_some_and(|extension| extension == "jsonl");
+        let prompt = Some(if is_json { "text" } else { "id" }.to_owned());
+        let chosen = Chosen { prompt, response: Some("labels".into()), ..Chosen::default() };
+        let read = |chosen: &Chosen| {
+            read_as(std::slice::from_ref(&path), &Settings::default(), chosen, &ReadOptions::default())
+        };
+        let refused = read(&chosen).unwrap_err();
+        let text = format!("{refused}\n{}", refused.hint().unwrap());
+        assert!(text.contains("got a list of numbers") && text.contains("multi-label-classification"), "{text}");
+        let command = "jq -c '.[\"labels\"] |= map(tostring)'";
+        assert_eq!(text.contains(command), is_json, "{text}");
+        let (_, pairs) = read(&Chosen { is_of_sets: true, ..chosen.clone() }).unwrap();
+        assert_eq!(pairs[0], ("0".to_owned(), "3\n7".to_owned()));
+    }
+}
+
+#[test]
 fn a_malformed_row_is_named_by_file_and_line() {
     let good = "{\"prompt\":\"a\",\"response\":\"b\"}\n";
     refused(
@@ -443,6 +520,11 @@ fn other_formats_are_named_with_the_way_out() {
     refused("a.xlsx", b"PK\x03\x04rest", "a zip archive or a spreadsheet");
     refused("a.csv", b"\xff\xfep\0r\0", "UTF-16");
     refused("a.csv", b"p\0r\0o\0,\0", "UTF-16LE without a byte order mark");
+    refused("a.xls", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a spreadsheet of an old Excel");
+    refused("a.npy", b"\x93NUMPY\x01\0", "an array of NumPy");
+    let tar = [&[b'a'; 1][..], &[0; 256], b"ustar\x0000", &[0; 300]].concat();
+    refused("a.tar", &tar, "this is a tar archive");
+    refused("a.tar.gz", gzip(&tar), "this is a tar archive");
     refused("a.jsonl", b"\0{\0\"\0p", "UTF-16BE without a byte order mark");
     refused("a.parquet", "{\"prompt\":1}", "not a parquet file");
     refused("a", "", "the file is empty");

@@ -184,11 +184,18 @@ impl From<row_files::Error> for Failure {
         let exit = match &error {
             E::Write(_) => Exit::Internal,
             E::Duplicates { .. } => Exit::DoesNotFit,
+            // A budget left less for a page than the most that is ever decoded.
+            E::PartTooLarge { limit, .. } if *limit < row_files::ReadOptions::default().max_page_bytes => {
+                Exit::DoesNotFit
+            }
             E::Stopped => Exit::Interrupted,
             E::Setting { .. } => Exit::Usage,
             _ => Exit::Unusable,
         };
-        let failure = Self::new(exit, error.to_string()).with_hint(header).with_hint(hint);
+        let with_header = error.header_meanings();
+        let hint = hint.filter(|_| with_header.is_empty());
+        let failure = Self::new(exit, error.to_string()).with_hint(header);
+        let failure = with_header.into_iter().fold(failure, Self::hint).with_hint(hint);
         meanings.fold(failure, Self::hint)
     }
 }

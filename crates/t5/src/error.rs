@@ -197,7 +197,17 @@ impl Error {
             Error::AdapterTensor { .. } => Some(
                 "adapter_config.json and the tensors beside it must belong together, and to this model".into(),
             ),
-            Error::Json { .. } => Some("the file must hold one JSON object; was it cut short?".into()),
+            Error::Json { problem, .. } => Some(
+                match problem {
+                    // What is read is there, and is something else.
+                    problem if problem.contains(": expected ") => "fetch or save the file again: it is not what its name says",
+                    problem if problem.starts_with("expected value at") => {
+                        "JSON has no NaN, no Infinity and no byte order mark: write the value as a number or null, and the file as plain UTF-8"
+                    }
+                    _ => "the file must hold one JSON object; was it cut short?",
+                }
+                .into(),
+            ),
             // Settings of an adapter are not in that file.
             Error::Config { key, .. } if key.starts_with("lora.") => Some(format!("set `{key}`")),
             Error::Config { key, origin, .. } if origin == "generation_config.json" => {

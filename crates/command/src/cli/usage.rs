@@ -1,6 +1,7 @@
 //! A command line that clap refuses, in the program's own words.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -34,8 +35,12 @@ fn failure(error: &clap::Error, command: &str) -> Failure {
             return failure.hint("every key needs a `--set` of its own: `--set a=1 --set b=2`");
         }
         if word.contains(['.', '/']) {
-            return Failure::usage(format!("unexpected argument `{word}`"))
-                .hint(format!("files with rows need a flag: `--data {word}`"));
+            let has = |name: &str| Path::new(word).join(name).exists();
+            let hint = match ["resolved.toml", "config.json"].into_iter().any(has) {
+                true => format!("a run or a model needs a flag: `--model {word}`"),
+                false => format!("files with rows need a flag: `--data {word}`"),
+            };
+            return Failure::usage(format!("unexpected argument `{word}`")).hint(hint);
         }
     }
     let suggested = match error.get(ContextKind::SuggestedArg).or_else(|| error.get(ContextKind::SuggestedSubcommand)) {

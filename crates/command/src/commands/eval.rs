@@ -125,8 +125,12 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let figures = evaluate_each(&model, rows, settings, &stop, &mut watcher)?.ok_or_else(stop::without_result)?;
     progress.finish();
     if figures.samples == 0 {
-        return Err(Failure::unusable(format!("no row could be evaluated; {} were skipped", figures.bad_rows))
+        let skipped = figures.skipped.in_words(0).unwrap_or_else(|| "there is none".to_owned());
+        return Err(Failure::unusable(format!("no row could be evaluated: {skipped}"))
             .hint("`train_low_mem inspect FILE` lists the columns"));
+    }
+    if let Some(skipped) = figures.skipped.in_words(figures.samples) {
+        report::warn(&skipped);
     }
     predictions.map(Predictions::finish).transpose()?;
     if flags.json {

@@ -189,9 +189,12 @@ pub fn quote_notes(counts: &Counts) -> Vec<(&'static str, u64, String)> {
     };
     let spanning = of("over several lines", notes.spanning, "a quoted field spans lines", "`--quoting none`");
     let quoted = of("in quotes", notes.quoted, "quotes around a field are part of its text", "`--quoting all`");
+    let what = "text follows the closing quote of a field, such as a quote that is written `\\\"` and not twice";
+    let unescaped =
+        of("with text behind a quote", notes.unescaped, what, "`--quoting none`, or write such quotes twice");
     let what = "a field such as `NaN` or `None` is read as this text";
     let missing = of("with `NaN` or the like", notes.missing, what, "leave such fields empty");
-    [spanning, quoted, missing].into_iter().flatten().collect()
+    [spanning, quoted, unescaped, missing].into_iter().flatten().collect()
 }
 
 /// `data.validation_split`: below 1 a share, otherwise a count.
@@ -297,8 +300,7 @@ fn parquet_of(
     durable_files::write_atomic(&record_path, format!("{claim:#}\n").as_bytes())?;
     run.note_made(record_path.clone());
     let began = Instant::now();
-    let counts = write(conversion, &columns, (config, split, chats), &train, validation.as_deref(), wanted)
-        .map_err(|failure| or_skip(failure, config))?;
+    let counts = write(conversion, &columns, (config, split, chats), &train, validation.as_deref(), wanted)?;
     outputs.iter().for_each(|made| run.note_made(made.to_path_buf()));
     let record = json!({
         "settings": settings,
@@ -473,6 +475,11 @@ fn write(
         row_files::Error::Row(row) if row.fault.is_over_budget() => {
             over_budget(&row, budget_to_convert(&now, bytes[1]))
         }
+        // Rows share a fault of their column: without them none would be left.
+        row_files::Error::Row(row) if config.data.bad_rows != BadRows::Skip && !row.fault.is_of_column() => {
+            Failure::from(row_files::Error::Row(row))
+                .hint("`--set data.bad_rows=skip` skips and counts rows that cannot be used")
+        }
         error => error.into(),
     })?;
     for (file, writer) in writers {
@@ -485,14 +492,6 @@ fn write(
 /// The failure for a row that would be read with more memory. A budget of `enough` is enough for every row.
 pub fn over_budget(row: &RowError, enough: Bytes) -> Failure {
     Failure::new(Exit::DoesNotFit, row.to_string()).hint(enough_for_rows(enough))
-}
-
-/// Adds the setting that skips bad rows to the error of a row.
-fn or_skip(failure: Failure, config: &Config) -> Failure {
-    match failure.exit == Exit::Unusable && config.data.bad_rows != BadRows::Skip {
-        true => failure.hint("`--set data.bad_rows=skip` skips and counts rows that cannot be used"),
-        false => failure,
-    }
 }
 
 fn no_rows(key: &str, conversion: &Conversion, counts: &Counts) -> Failure {

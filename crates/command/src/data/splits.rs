@@ -96,6 +96,11 @@ pub fn trains_on(groups: &[Group]) -> Option<&Path> {
 pub fn divide(groups: Vec<Group>, purpose: Purpose, flag: &str) -> Outcome<Divided> {
     let mut divided = Divided::default();
     for Group { pattern, below, files } in groups {
+        if below.as_ref().is_some_and(|below| below.join("resolved.toml").exists()) {
+            return Err(Failure::usage(format!("`{pattern}`: is the directory of a run, expected files with rows"))
+                .hint(format!("to start from its model: `--model {pattern}`"))
+                .hint("its resolved.toml names the rows that it was trained on"));
+        }
         let split =
             |file: &Path| below.as_deref().and_then(|below| Split::from_path(file.strip_prefix(below).unwrap_or(file)));
         let found: BTreeSet<Option<Split>> = files.iter().map(|file| split(file)).collect();

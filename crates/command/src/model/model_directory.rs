@@ -213,8 +213,9 @@ pub fn check_end(directory: &Path, model: &t5::Config, tokenizer: &Tokenizer) ->
     let named = |id: u32| named(tokenizer, id);
     let config = directory.join("config.json");
     match tokenizer.eos_id() {
+        Ok(id) if model.eos_token_ids.contains(&id) => Ok(()),
         // A model may end with another of the usual tokens.
-        Ok(id) if model.eos_token_ids.contains(&id) || tokenizer.is_usual_end(of_config) => Ok(()),
+        Ok(id) if tokenizer.is_usual_end(of_config) && tokenizer.is_usual_end(id) => Ok(()),
         Ok(id) => {
             let name = tokenizer.token_name(of_config).unwrap_or_default();
             Err(Failure::unusable(format!(
@@ -225,7 +226,8 @@ pub fn check_end(directory: &Path, model: &t5::Config, tokenizer: &Tokenizer) ->
             ))
             .hint(format!("correct the config: `\"eos_token_id\": {id}`"))
             .hint(format!(
-                "or, if the weights end texts with `{name}`, tokenizer_config.json: `\"eos_token\": \"{name}\"`"
+                "or, if the weights end texts with `{name}`, tokenizer_config.json (and special_tokens_map.json, if there is one): \
+                 `\"eos_token\": \"{name}\"`"
             )))
         }
         Err(_) if tokenizer.token_name(of_config).is_some() && !tokenizer.is_special(of_config) => {
@@ -240,7 +242,7 @@ pub fn check_end(directory: &Path, model: &t5::Config, tokenizer: &Tokenizer) ->
     }
 }
 
-/// Warns where transformers ends texts differently: if `generation_config.json` names other ends of answers than the texts have that a model
+/// Warns where training and answers start or end texts differently, or where transformers does: if `generation_config.json` names other ends of answers than the texts have that a model
 /// learns, or if the tokenizer's file ends no texts.
 pub fn warn_of_ends(directory: &Path, model: &t5::Config, tokenizer: &Tokenizer) {
     let (ends, of_texts) = (model.answer_ends(), &model.eos_token_ids);
@@ -252,6 +254,16 @@ pub fn warn_of_ends(directory: &Path, model: &t5::Config, tokenizer: &Tokenizer)
             directory.join("generation_config.json").display(),
             named(tokenizer, end),
             named(tokenizer, of_text)
+        ));
+    }
+    let (of_training, of_answers) = (model.decoder_start_token_id, model.answer_start());
+    if of_training != of_answers {
+        report::warn(&format!(
+            "{}: answers start with {}, but training with {}, as config.json says; if the config is right, write \
+             `\"decoder_start_token_id\": {of_training}`",
+            directory.join("generation_config.json").display(),
+            named(tokenizer, of_answers),
+            named(tokenizer, of_training)
         ));
     }
     if !tokenizer.ends_texts_with(of_text) {
@@ -494,6 +506,13 @@ mod tests {
         // The second hint: the tokenizer's own file may name the token that the config means.
         std::fs::write(directory.path().join("tokenizer_config.json"), "{\"eos_token\": \"<s>\"}").unwrap();
         assert!(check(&[1], &Tokenizer::load(&path).unwrap()).is_ok());
+        // A usual end in the config, and a token in the tokenizer's files that ends no texts.
+        std::fs::write(directory.path().join("tokenizer_config.json"), "{\"eos_token\": \"word\"}").unwrap();
+        let failure = check(&[2], &Tokenizer::load(&path).unwrap()).unwrap_err();
+        assert!(
+            failure.message.contains("token 2, `</s>`") && failure.message.contains("token 3, `word`"),
+            "{failure}"
+        );
         std::fs::remove_file(directory.path().join("tokenizer_config.json")).unwrap();
         let nameless = tokenizer(serde_json::json!({"<unk>": 0, "[SEP]": 1, "word": 2}), &[special(1, "[SEP]")]);
         assert!(check(&[1], &nameless).is_ok());

@@ -21,7 +21,7 @@ use trainer::ranking::Ranking;
 
 use crate::config::Config;
 use crate::failure::{Failure, Outcome};
-use crate::scores::figures::Figures;
+use crate::scores::figures::{Figures, Skipped};
 use crate::screen::report;
 use crate::screen::stop::Stop;
 
@@ -117,7 +117,7 @@ fn evaluate(
     if watcher.group.is_none() {
         loader.stop_on(stop.flag());
     }
-    let (mut seen, mut bad_rows, mut previous) = (0, 0, None);
+    let (mut seen, mut skipped, mut previous) = (0, Skipped::default(), None);
     // If the tokenizer fails, the evaluation ends after the current batch.
     let failed = std::cell::Cell::new(None);
     let decode = |ids: &[u32]| tokenizer.decode(ids).map_err(|error| failed.set(Some(error))).unwrap_or_default();
@@ -156,7 +156,7 @@ fn evaluate(
                 return Err(error.into());
             }
         }
-        bad_rows += round.batches.iter().map(|batch| batch.bad_rows).sum::<u64>();
+        round.batches.iter().for_each(|batch| skipped.count(batch));
         seen += round.rows;
         (watcher.progress)(seen, rows);
     }
@@ -164,7 +164,7 @@ fn evaluate(
         return Ok(None);
     }
     let [generated, scored] = evaluations;
-    settings.figures(generated.finish()?, &scored.finish()?, bad_rows).map(Some)
+    settings.figures(generated.finish()?, &scored.finish()?, skipped).map(Some)
 }
 
 /// Pairs each answer of a batch with that of the row before, which may be in the batch before. The first row has its own. Returns the last
@@ -376,7 +376,7 @@ impl Settings {
     }
 
     /// Combines both parts. Each target token has the same weight.
-    fn figures(&self, generated: EvaluationReport, scored: &EvaluationReport, bad_rows: u64) -> Outcome<Figures> {
+    fn figures(&self, generated: EvaluationReport, scored: &EvaluationReport, skipped: Skipped) -> Outcome<Figures> {
         let target_tokens = generated.target_tokens + scored.target_tokens;
         let loss_sum = |report: &EvaluationReport| {
             #[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^53")]
@@ -414,7 +414,7 @@ impl Settings {
         };
         Ok(Figures {
             samples: generated.samples + scored.samples,
-            bad_rows,
+            skipped,
             target_tokens,
             loss,
             perplexity: loss.exp(),

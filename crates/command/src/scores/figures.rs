@@ -1,6 +1,6 @@
 //! The results of an evaluation: of all rows and of each task, as JSON and as text.
 
-use memory_policy::plural;
+use memory_policy::{counted, plural};
 use run_report::visible;
 use serde_json::{Value, json};
 use text_metrics::Metric;
@@ -13,13 +13,39 @@ use trainer::ranking::RankingStats;
 use crate::files::metrics::number;
 use crate::scores::class_scores;
 
+/// Rows of an evaluation that were skipped.
+#[derive(Clone, Debug, Default)]
+pub struct Skipped {
+    /// Their number.
+    pub rows: u64,
+    /// Where the first of them is, and what it lacks.
+    pub first: Option<String>,
+}
+
+impl Skipped {
+    /// Adds those of a batch.
+    pub(super) fn count(&mut self, batch: &dataloader::Batch) {
+        self.rows += batch.bad_rows;
+        if self.first.is_none() {
+            self.first = batch.first_bad_row.as_ref().map(ToString::to_string);
+        }
+    }
+
+    /// In words, with the first of them; `used` rows were not skipped. `None`: there are none.
+    pub fn in_words(&self, used: u64) -> Option<String> {
+        let first = self.first.as_deref().unwrap_or_default();
+        let (rows, all) = (counted(self.rows), plural(used + self.rows, "row"));
+        (self.rows > 0).then(|| format!("{rows} of {all} were skipped; the first: {first}"))
+    }
+}
+
 /// The result of an evaluation.
 #[derive(Clone, Debug)]
 pub struct Figures {
     /// Rows scored.
     pub samples: u64,
     /// Rows left out because they were null, empty or not UTF-8.
-    pub bad_rows: u64,
+    pub skipped: Skipped,
     /// Target tokens scored.
     pub target_tokens: u64,
     /// Mean loss of a target token.
@@ -69,7 +95,10 @@ impl Figures {
             |metric: Metric| Some((metric, tasks.iter().map(|of| of.value(metric)).sum::<Option<f64>>()? / count));
         Some(Self {
             samples: sum(|of| of.samples),
-            bad_rows: sum(|of| of.bad_rows),
+            skipped: Skipped {
+                rows: sum(|of| of.skipped.rows),
+                first: tasks.iter().find_map(|of| of.skipped.first.clone()),
+            },
             target_tokens,
             loss,
             perplexity: loss.exp(),
@@ -102,7 +131,7 @@ impl Figures {
             "samples": self.samples,
             "generated_samples": self.generated_samples,
             "target_tokens": self.target_tokens,
-            "bad_rows": self.bad_rows,
+            "bad_rows": self.skipped.rows,
             "metrics": self.wanted.iter().map(|metric| metric.name()).collect::<Vec<_>>(),
         });
         for (metric, value) in &self.values {

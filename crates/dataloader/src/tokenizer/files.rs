@@ -7,6 +7,7 @@ use super::transformers_config::TransformersConfig;
 use super::utf8_bytes::{self, Utf8Bytes};
 use super::{Kind, LARGEST_FILE_BYTES, Tokenizer, added_tokens, byte_pairs, sentence_piece, unusable};
 use crate::Error;
+use crate::side::Side;
 
 /// The names under which transformers looks for a tokenizer, in this order.
 const FILE: &str = "tokenizer.json";
@@ -50,7 +51,10 @@ impl Tokenizer {
             Ok::<_, Error>(Self { kind: Kind::Converted(json), ..tokenizer })
         };
         let mut tokenizer = match path.extension() {
-            Some(extension) if extension == "model" => made(sentence_piece::tokenizer_json(&bytes, &companion_files))?,
+            Some(extension) if extension == "model" => {
+                warn_of_class(path, &companion_files);
+                made(sentence_piece::tokenizer_json(&bytes, &companion_files))?
+            }
             _ if path.file_name().is_some_and(|name| name == byte_pairs::VOCABULARY) => {
                 made(byte_pair_json(path, &bytes, &companion_files))?
             }
@@ -63,9 +67,16 @@ impl Tokenizer {
         if let Some(directory) = directory {
             tokenizer.take_companions(directory);
         }
+        check_side(&companion_files).map_err(|reason| unusable(path, reason))?;
+        let named = |role: &str| companion_files.role(role).and_then(added_tokens::name_of).map(str::to_owned);
+        let (end, padding) = (named("eos_token"), named("pad_token"));
         if let Some(config) = companion_files.config_text {
             tokenizer.transformers_config = TransformersConfig::published(config);
         }
+        // In older directories `special_tokens_map.json` has the last word.
+        let of_files = &mut tokenizer.transformers_config;
+        of_files.end = end.or(of_files.end.take());
+        of_files.padding = padding.or(of_files.padding.take());
         Ok(tokenizer)
     }
 
@@ -113,6 +124,38 @@ impl Tokenizer {
     fn take_companions(&mut self, directory: &Path) {
         self.companions =
             COMPANION_FILES.map(|name| directory.join(name)).into_iter().filter(|path| path.exists()).collect();
+    }
+}
+
+/// Warns if the files name a class of transformers that makes other tokens of a SentencePiece model than T5's does.
+fn warn_of_class(path: &Path, companion_files: &CompanionFiles) {
+    const OF_T5: [&str; 8] = [
+        "T5Tokenizer",
+        "MT5Tokenizer",
+        "UMT5Tokenizer",
+        "GemmaTokenizer",
+        "PreTrainedTokenizer",
+        "TokenizersBackend",
+        "SentencePieceBackend",
+        "AutoTokenizer",
+    ];
+    let Some(class) = companion_files.class() else { return };
+    if !OF_T5.contains(&class.strip_suffix("Fast").unwrap_or(class)) {
+        tracing::warn!(
+            "{}: the files beside it name `{class}`; it is read as T5's tokenizer reads it, so ids may differ from transformers' \
+             (`save_pretrained` of its tokenizer writes a tokenizer.json, which has that class's ids)",
+            path.display()
+        );
+    }
+}
+
+/// Refuses a side of truncation that is none, as transformers does.
+fn check_side(companion_files: &CompanionFiles) -> Result<(), String> {
+    match companion_files.setting("truncation_side") {
+        Some(side) if side.as_str().and_then(Side::of_name).is_none() => {
+            Err(format!("tokenizer_config.json: `truncation_side` is {side}, expected \"right\" or \"left\""))
+        }
+        _ => Ok(()),
     }
 }
 

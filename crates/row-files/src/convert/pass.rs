@@ -69,7 +69,11 @@ impl<'a> Pass<'a> {
         sink: &mut Sink<'_>,
     ) -> Result<Reach, Error> {
         let (path, kind, pairing) = source;
-        let mut rows = Rows::open(path, kind, &pairing.columns(), true)?;
+        let mut wanted = pairing.columns();
+        for column in &mut wanted {
+            column.has_numbers |= self.conversion.chosen.is_of_sets && pairing.target() == Some(&column.name);
+        }
+        let mut rows = Rows::open(path, kind, &wanted, true)?;
         rows.notice_columns_beside(&kind.columns);
         let (mut row, mut columns, before) = (Row::default(), Vec::new(), self.counts.read);
         while let Some(read) = rows.next(&mut row)? {

@@ -128,7 +128,12 @@ impl Generation {
             ("no_repeat_ngram_size", own.processors.no_repeat_ngram != self.processors.no_repeat_ngram),
             ("min_new_tokens", own.processors.min_new_tokens != self.processors.min_new_tokens),
         ];
-        Ok(differs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).chain(defaults.ignored).collect())
+        // What the file does not set, the user did.
+        let is_set = |(name, differs): &(&str, bool)| {
+            *differs
+                && (settings.contains_key(*name) || *name == "min_new_tokens" && settings.contains_key("min_length"))
+        };
+        Ok(differs.into_iter().filter(is_set).map(|(name, _)| name).chain(defaults.ignored).collect())
     }
 
     /// The model's options for one answer to each prompt.
@@ -165,6 +170,14 @@ pub fn apply_model_defaults(
             Failure::unusable(format!("{file} of the model: {}", failure.message))
                 .hint(format!("correct `{name}` in the file, or remove it"))
         })?;
+    }
+    for name in ["max_new_tokens", "max_length", "min_length"] {
+        if let Some(value) = settings.get(name).filter(|value| !value.is_null() && value.as_u64().is_none()) {
+            return Err(Failure::unusable(format!(
+                "{file} of the model: `{name}` is {value}, expected a whole number"
+            ))
+            .hint(format!("correct `{name}` in the file, or remove it")));
+        }
     }
     let length = |name: &str| settings.get(name).and_then(Json::as_u64);
     // transformers' lengths count the decoder's start token.
@@ -246,7 +259,15 @@ mod tests {
         apply(&mut followed, own.clone()).unwrap();
         assert_eq!(departs(Generation::from_values(&followed)), ["bad_words_ids"]);
         assert!(greedy.departs_from(&Map::new(), "g.json").unwrap().is_empty());
+        let mut chosen = Values::defaults();
+        chosen.apply_assignment("generation.num_beams=2").unwrap();
+        let departs = Generation::from_values(&chosen).departs_from(&Map::new(), "g.json").unwrap();
+        assert!(departs.is_empty(), "the file does not set it: {departs:?}");
         let refused = apply(&mut values, json!({"num_beams": 0})).unwrap_err();
         assert!(refused.message.contains("g.json") && refused.message.contains("num_beams"), "{refused}");
+        for settings in [json!({"max_new_tokens": "20"}), json!({"max_length": -1}), json!({"min_length": [2]})] {
+            let refused = apply(&mut values, settings.clone()).unwrap_err();
+            assert!(refused.message.ends_with("expected a whole number"), "{settings}: {refused}");
+        }
     }
 }

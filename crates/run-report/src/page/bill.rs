@@ -53,6 +53,7 @@ fn phases(plan: &Value) -> Vec<Phase> {
 
 /// The colour of a row: `style="--k:var(--parameters)"`.
 fn colour(row: &str) -> String {
+    const MATMUL_BUFFERS: &str = "matmul buffers";
     const NAMED: [&str; 14] = [
         "process",
         "small blocks",
@@ -64,11 +65,13 @@ fn colour(row: &str) -> String {
         "block inputs",
         "loss",
         "workspace",
-        "packed operands",
+        MATMUL_BUFFERS,
         "key/value cache",
         "loader",
         "dataset",
     ];
+    // Older runs have the row under its older name.
+    let row = if row == "packed operands" { MATMUL_BUFFERS } else { row };
     let name = if NAMED.contains(&row) { row.replace([' ', '/'], "-") } else { "other".to_owned() };
     format!(r#"style="--k:var(--{name})""#)
 }

@@ -6,7 +6,7 @@ use serde_json::json;
 use trainer::checkpoint::Found;
 
 use super::Session;
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::run::options;
 use crate::run::saved::saved_state;
 use crate::scores::best::Measure;
@@ -45,9 +45,31 @@ impl Session {
         let figures = evaluation::evaluate_each(model, rows, settings, &self.stop, &mut watcher)?;
         let Some(figures) = figures else { return Ok(()) };
         self.check_prediction(&names::EVALUATION)?;
+        self.note_skipped_validation(&figures)?;
         self.note_evaluation(&figures)?;
         heap::release_unused();
         self.note_memory("after evaluation")
+    }
+
+    /// Warns once of validation rows that were skipped.
+    ///
+    /// # Errors
+    /// No row could be used: there is no loss.
+    fn note_skipped_validation(&mut self, figures: &Figures) -> Outcome<()> {
+        let step = self.trainer.step_count();
+        let Some(skipped) =
+            figures.skipped.in_words(figures.samples).filter(|_| self.history.first_evaluation.is_none())
+        else {
+            return Ok(());
+        };
+        let text = format!("validation rows: {skipped}");
+        if figures.samples == 0 {
+            return Err(Failure::unusable(format!("no row for validation could be used: {skipped}"))
+                .hint("`train_low_mem inspect FILE` lists the columns"));
+        }
+        let row = figures.skipped.first.clone().unwrap_or_default();
+        let event = json!({"step": step, "kind": "bad_validation_rows", "bad_rows": figures.skipped.rows, "row": row});
+        self.warn(&text, event)
     }
 
     /// The settings of each evaluation: of all rows, or of the rows of each task with its name and its prefix.
