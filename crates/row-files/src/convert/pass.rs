@@ -71,7 +71,7 @@ impl<'a> Pass<'a> {
         let (path, kind, pairing) = source;
         let mut wanted = pairing.columns();
         for column in &mut wanted {
-            column.has_numbers |= self.conversion.chosen.is_of_sets && pairing.target() == Some(&column.name);
+            column.has_numbers |= self.chosen.is_of_sets && pairing.target() == Some(&column.name);
         }
         let mut rows = Rows::open(path, kind, &wanted, true)?;
         rows.notice_columns_beside(&kind.columns);
