@@ -226,7 +226,9 @@ const ELSEWHERE: &[(&str, &[&str], &str)] = &[
     ("add-tokens", &["--model", "--tokens", "--missing-in", "--output", "--force", "--json", "--memory-budget"], "tests/vocabulary.rs"),
     ("add-tokens", &["--prompt-column", "--response-column", "--source-template", "--target-template", "--source-lang", "--target-lang", "--text-column", "--encoding", "--quoting"], "crates/command/src/cli/row_flags.rs"),
     ("score", &["--model", "--pairs", "--answers", "--query-column", "--output", "--json"], "tests/ranking.rs"),
-    ("score", &["--adapter", "--template", "--label-column", "--encoding", "--max-source-tokens", "--batch-samples", "--precision", "--memory-budget", "--device-memory-budget", "--offload-dir", "--dry-run", "--device"], "crates/command/src/commands/score.rs"),
+    ("score", &["--adapter", "--template", "--label-column", "--max-source-tokens", "--batch-samples", "--precision", "--dry-run", "--device"], "crates/command/src/commands/score.rs"),
+    ("score", &["--encoding", "--quoting"], "crates/command/src/cli/row_flags.rs"),
+    ("score", &["--memory-budget", "--device-memory-budget", "--offload-dir"], "crates/command/src/cli/answer_flags.rs"),
     ("report", &["--output"], "tests/views.rs"),
     ("convert-base", &["--model", "--precision", "--output", "--force", "--json"], "tests/convert_base.rs"),
 ];
