@@ -99,6 +99,7 @@ impl<'a> Encoder<'a> {
             self.vectors.modules.dense.iter().map(|dense| dense.join("model.safetensors")).collect(),
         ];
         let of = (&self.vectors.modules, self.max_tokens, self.vectors.activations, self.device.is_some());
+        // The debug form is compared with an earlier one, and never shown.
         Ok((files.concat(), format!("{of:?}")))
     }
 

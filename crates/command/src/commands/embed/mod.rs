@@ -48,6 +48,7 @@ pub fn embed(flags: &EmbedArgs) -> Outcome<()> {
     files.push(flags.input.clone());
     // The texts of a batch follow from what the plan leaves for one.
     let of_batches = (room.tokens(), &flags.source_prefix, &flags.text_column, &flags.text);
+    // The debug form is compared with an earlier one, and never shown.
     let depends_on = format!("{settings}{of_batches:?}");
     // Standard input is not there again.
     let goes_on = flags.input.as_os_str() != "-";
