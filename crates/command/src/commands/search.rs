@@ -174,6 +174,9 @@ impl<'a> Rows<'a> {
     }
 }
 
+/// Takes the names and the vectors of a window.
+type Take<'a> = &'a mut dyn FnMut(&[String], Vec<f32>) -> Outcome<()>;
+
 /// All that makes vectors.
 struct Making<'a> {
     encoder: &'a Encoder<'a>,
@@ -188,7 +191,7 @@ impl Making<'_> {
         &self,
         (rows, prefix): (&Rows<'_>, &str),
         wants: &dyn Fn(&str) -> bool,
-        take: &mut dyn FnMut(&[String], Vec<f32>) -> Outcome<()>,
+        take: Take<'_>,
     ) -> Outcome<u64> {
         let mut sources = self.encoder.sources(prefix);
         let (mut names, mut waiting) = (Vec::new(), Vec::new());
