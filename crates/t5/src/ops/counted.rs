@@ -24,7 +24,7 @@ use crate::pooling::Pooling;
 use files::{CountedExtent, CountedFiles};
 pub(crate) use ledger::Ledger;
 pub use ledger::Work;
-use ledger::{Memory, Placement, Sums};
+use ledger::{Memory, Placement};
 
 /// A tensor of at most three dimensions without elements.
 #[derive(Clone, Debug)]
