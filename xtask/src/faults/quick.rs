@@ -4,7 +4,6 @@
 //! to find a planted loss: a check that cannot fail proves nothing.
 
 use super::Lab;
-use super::beyond;
 use super::damage;
 use super::disks;
 use super::inputs;
@@ -31,7 +30,6 @@ const THREADS_EVERY: usize = 4;
 pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     inputs::quick(lab, table)?;
     neighbours::run(lab, table)?;
-    beyond::run(lab, table)?;
     for name in scenario::NAMES {
         let scenario = Scenario::new(lab, name, true)?;
         if name == "fresh" {
