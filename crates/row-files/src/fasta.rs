@@ -10,10 +10,11 @@
 //! read it; Elnaggar et al., 2021, arXiv 2007.06225), and a column for each `KEY=VALUE` of the line that names it, in lower case. A file `NAME.labels.fasta`
 //! beside `NAME.fasta` has the labels of residues, behind the same names in the same order: they are the column `labels`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::column::Column;
 use crate::error::{Error, RowFault, shortened};
+use crate::fasta_files::labels_beside;
 use crate::input::Input;
 use crate::options::ReadOptions;
 use crate::row::{Cell, Row};
@@ -25,19 +26,6 @@ const LABELS: &str = "labels";
 const PROBE_RECORDS: usize = 100;
 /// The most columns.
 const MAX_COLUMNS: usize = 64;
-
-/// Whether a file has sequences, by its extension.
-pub(crate) fn is_fasta(extension: &str) -> bool {
-    ["fasta", "fa", "faa"].contains(&extension)
-}
-
-/// The file of labels beside a file of sequences, if it is there.
-pub(crate) fn labels_beside(path: &Path) -> Option<PathBuf> {
-    let extension = path.extension()?.to_str()?;
-    let stem = path.file_stem()?.to_str()?;
-    let labels = path.with_file_name(format!("{stem}.labels.{extension}"));
-    (is_fasta(&extension.to_lowercase()) && !stem.ends_with(".labels") && labels.is_file()).then_some(labels)
-}
 
 /// A sequence, or the labels of one.
 #[derive(Default)]

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 
 use crate::encoding::{Decoded, Encoding};
 use crate::error::Error;
-use crate::fasta;
+use crate::fasta_files;
 use crate::options::ReadOptions;
 
 /// Bytes of decompressed text that are read at a time.
@@ -300,7 +300,7 @@ const SAMPLE_BYTES: usize = 1 << 20;
 /// # Errors
 /// The file cannot be read.
 pub fn digest(path: &Path) -> Result<Digested, Error> {
-    let labels = fasta::labels_beside(path).map(|labels| digest_alone(&labels)).transpose()?;
+    let labels = fasta_files::labels_beside(path).map(|labels| digest_alone(&labels)).transpose()?;
     Ok(digest_alone(path)?.with_labels(labels))
 }
 

@@ -7,7 +7,8 @@ use crate::classes::Classes;
 use crate::delimited::Records;
 use crate::encoding::Encoding;
 use crate::error::{Error, RowError, RowFault};
-use crate::fasta::{self, FastaRows};
+use crate::fasta::FastaRows;
+use crate::fasta_files;
 use crate::input::{Compression, Input, guess_encoding};
 use crate::json::{self, JsonRows, Layout};
 use crate::options::{Quoting, ReadOptions};
@@ -276,7 +277,7 @@ fn form(path: &Path, beginning: &[u8]) -> Result<Form, Error> {
             "write an object a row; pandas does with `df.to_json(path, orient=\"records\", lines=True)`",
         );
     }
-    if fasta::is_fasta(&extension) {
+    if fasta_files::is_fasta(&extension) {
         return Ok(Form::Fasta);
     }
     let first_line = text.split(|byte| *byte == b'\n').next().unwrap_or_default();

@@ -28,6 +28,7 @@ mod duplicates;
 mod encoding;
 mod error;
 mod fasta;
+mod fasta_files;
 mod forms;
 mod input;
 mod json;
