@@ -313,7 +313,8 @@ fn sequences_of_fasta_are_rows_with_labels_of_residues_beside_them_and_of_protei
     let scene = scene();
     let sequences = [("MKUV", "HHCE"), ("VKM", "EHH"), ("MMZ", "HHC")];
     let records = |of: &dyn Fn(usize) -> String| -> String { (0..12).map(of).collect() };
-    let title = |at: usize| format!(">P{at} TARGET={} SET=train\n", if at % 3 == 0 { "membrane" } else { "other" });
+    let title =
+        |at: usize| format!(">P{at} TARGET={} SET=train\n", if at.is_multiple_of(3) { "membrane" } else { "other" });
     scene.write("p.fasta", records(&|at| title(at) + sequences[at % 3].0 + "\n"));
     scene.write("p.labels.fasta", records(&|at| format!(">P{at}\n{}\n", sequences[at % 3].1)));
     let rows = |at: usize| {

@@ -176,8 +176,8 @@ fn settings_that_contradict_a_loss_of_vectors_are_refused_with_a_way_out() {
 fn write_scored(scene: &Scene) {
     let row = |at: usize| {
         let [query, near, far] = ROWS[at % 4].map(|text| format!("{text} {at}"));
-        let other = if at % 2 == 0 { near } else { far };
-        json!({"sentence1": query, "sentence2": other, "score": if at % 2 == 0 { 4.0 + (at % 3) as f64 / 2.0 } else { 0.5 }})
+        let other = if at.is_multiple_of(2) { near } else { far };
+        json!({"sentence1": query, "sentence2": other, "score": if at.is_multiple_of(2) { 4.0 + (at % 3) as f64 / 2.0 } else { 0.5 }})
     };
     scene.write("scored.jsonl", (0..32).map(|at| format!("{}\n", row(at))).collect::<String>());
 }
@@ -252,8 +252,7 @@ fn searched() -> Scene {
     let scene = scene();
     train(&scene, "pairs.jsonl", &["--max-steps", "2"]).expect_code(0);
     let texts = |at: usize| ROWS[at % 4][1 + at / 4 % 2].to_owned() + if at < 8 { "" } else { " again" };
-    let text =
-        |at: usize| json!({"_id": format!("d{at}"), "title": if at % 3 == 0 { "" } else { "a" }, "text": texts(at)});
+    let text = |at: usize| json!({"_id": format!("d{at}"), "title": if at.is_multiple_of(3) { "" } else { "a" }, "text": texts(at)});
     let equal = json!({"_id": "d99", "title": "", "text": texts(0)});
     scene.write("corpus.jsonl", (0..16).map(&text).chain([equal]).map(|row| format!("{row}\n")).collect::<String>());
     let query = |at: usize| format!("{}\n", json!({"_id": format!("q{at}"), "text": ROWS[at][0]}));

@@ -29,6 +29,7 @@ use text_metrics::numbers::Numbers;
 use text_metrics::searches::CUTS;
 
 use crate::error::{Error, Result};
+use crate::stats::ContrastiveStats;
 
 /// A loss of vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,15 +106,6 @@ impl Default for Contrastive {
             largest_score: 1.0,
         }
     }
-}
-
-/// The numbers of a batch.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ContrastiveStats {
-    /// The loss.
-    pub loss: f64,
-    /// The share of rows whose positive is nearer than all others; `None` where rows have scores.
-    pub accuracy: Option<f64>,
 }
 
 /// How the cosines of pairs agree with the scores of their rows.

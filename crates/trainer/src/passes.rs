@@ -5,10 +5,10 @@ use candle_core::Tensor;
 use t5::{MicroBatch, StepContext};
 use t5_ops::TopLogits;
 
-use crate::contrastive::ContrastiveStats;
 use crate::error::{Error, Result};
 use crate::pairs::Weighed;
 use crate::ranking::RowLabels;
+use crate::stats::ContrastiveStats;
 use crate::stats::StepStats;
 use crate::trainer::{Batch, StepPlan, Trainer, gather};
 

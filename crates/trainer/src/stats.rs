@@ -4,7 +4,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::contrastive::ContrastiveStats;
 use crate::preference::PreferenceStats;
 
 /// The outcome of a step.
@@ -36,6 +35,15 @@ pub struct StepStats {
     pub micro_batches: usize,
     /// How many of this process's micro-batches were launched on a card as graphs ([`t5::Levers::repeats`]).
     pub graph_micro_batches: usize,
+}
+
+/// The numbers of a batch of texts, by [`crate::contrastive`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ContrastiveStats {
+    /// The loss.
+    pub loss: f64,
+    /// The share of rows whose positive is nearer than all others; `None` where rows have scores.
+    pub accuracy: Option<f64>,
 }
 
 /// How a step ended.

@@ -6,8 +6,9 @@ use std::ops::Range;
 
 use t5::{Pooling, StepContext, T5};
 
-use crate::contrastive::{Contrastive, ContrastiveStats};
+use crate::contrastive::Contrastive;
 use crate::error::{Error, Result};
+use crate::stats::ContrastiveStats;
 use crate::trainer::{Batch, Trainer, gather};
 
 /// The texts of a batch, each as a source.

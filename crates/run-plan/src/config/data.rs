@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use trainer::contrastive::ContrastiveLoss;
 use trainer::preference::PreferenceLoss;
 
 use super::task::Task;
-use super::{Values, embedding, paths, required, size, task_of};
+use super::{Values, paths, required, size, task_of};
 
 /// `data.*`
 #[derive(Clone, Debug)]
@@ -214,7 +215,7 @@ impl Data {
                 source_lang: values.text("data.source_lang"),
                 target_lang: values.text("data.target_lang"),
                 is_text: objective == Some(Objective::Denoising),
-                has_labels: preference.is_some_and(PreferenceLoss::has_labels) || embedding::has_scores(values),
+                has_labels: preference.is_some_and(PreferenceLoss::has_labels) || has_scores(values),
                 label: values.text("data.label_column"),
                 query: values.text("data.query_column"),
                 ranked: (task_of(values) == Some(Task::Ranking)).then(|| size(values, "ranking.list_size")),
@@ -248,4 +249,10 @@ impl Data {
             window_blocks: required(values, "data.window_blocks"),
         }
     }
+}
+
+/// Whether rows of embeddings have a score beside both texts.
+fn has_scores(values: &Values) -> bool {
+    let loss = values.text("embedding.loss").and_then(|name| ContrastiveLoss::named(&name));
+    task_of(values) == Some(Task::Embedding) && loss.is_some_and(ContrastiveLoss::has_scores)
 }

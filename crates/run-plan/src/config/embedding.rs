@@ -34,12 +34,6 @@ pub fn from_values(values: &Values) -> Outcome<Option<Contrastive>> {
     }))
 }
 
-/// Whether rows have a score beside both texts.
-pub fn has_scores(values: &Values) -> bool {
-    let loss = values.text("embedding.loss").and_then(|name| ContrastiveLoss::named(&name));
-    task_of(values) == Some(Task::Embedding) && loss.is_some_and(ContrastiveLoss::has_scores)
-}
-
 /// The loss of vectors.
 pub static LOSS: Loss = Loss {
     key: "task.name",

@@ -77,7 +77,7 @@ fn kernels_agree_with_the_reference_for_every_chunk_size() {
                 let expected_dw = dw.copy().unwrap();
                 let valid = valid_rows("test", &x, (&w).into(), &labels, &c).unwrap();
                 let (loss, dx) =
-                    cpu::gradients(&x, (&w).into(), &labels, &valid, &c, Some((&dw, true)), logits).unwrap();
+                    cpu::gradients(&x, (&w).into(), &labels, &valid, &c, Some((&dw, true)), (logits, None)).unwrap();
                 let (expected, expected_dx) =
                     reference::linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&expected_dw, true))).unwrap();
                 let what = format!("({rows}, {v}, {d}) {dtype:?} by {chunk_rows} {logits:?}");
@@ -92,7 +92,7 @@ fn kernels_agree_with_the_reference_for_every_chunk_size() {
                 }
                 assert_close(&format!("{what} dw"), &dw, &expected_dw, tolerance(dtype));
                 let expected_dw = dw.copy().unwrap();
-                cpu::gradients(&x, (&w).into(), &labels, &valid, &c, Some((&dw, false)), logits).unwrap();
+                cpu::gradients(&x, (&w).into(), &labels, &valid, &c, Some((&dw, false)), (logits, None)).unwrap();
                 reference::linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&expected_dw, false))).unwrap();
                 assert_close(&format!("{what} dw ="), &dw, &expected_dw, tolerance(dtype));
             }
