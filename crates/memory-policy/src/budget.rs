@@ -18,8 +18,9 @@ pub(crate) const MIN_HEADROOM: Bytes = Bytes::mib(8);
 /// budget that is recommended for a later start includes these bytes.
 pub const RESTART_MARGIN: Bytes = Bytes::mib(1);
 
-/// The share of the peak so far by which another start may differ: starts of a process of 27 MiB differed by 1.4 MiB, of one of 360 MiB by 1.8.
-const RESTART_SHARE: u64 = 64;
+/// The share of the peak so far by which another start may differ: starts of a process of 27 MiB differed by 1.4 MiB, of one of 360 MiB by 1.8,
+/// and of one of 90 MiB that had read a long template by about 4.
+const RESTART_SHARE: u64 = 24;
 
 /// [`RESTART_MARGIN`], and a share of the memory that was measured instead of counted.
 pub fn restart_margin(now: &MemorySnapshot) -> Bytes {

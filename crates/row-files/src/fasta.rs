@@ -186,8 +186,10 @@ impl FastaRows {
             Some(Some(Err(fault))) => return Err(fault),
             Some(found) => {
                 let got = found.map_or("the end of the file".to_owned(), |_| format!("`{}`", self.label.shown()));
-                let problem =
-                    format!("expected the labels of `{}` in the file of labels beside, got {got}", self.record.shown());
+                let problem = format!(
+                    "expected the labels of `{}` in its file of labels, NAME.labels.fasta, got {got}",
+                    self.record.shown()
+                );
                 return Err(RowFault::NoSequence(problem));
             }
         }

@@ -279,9 +279,12 @@ pub struct EvalArgs {
 #[derive(Args, Debug)]
 pub struct SearchFlags {
     /// Texts that queries search, by the vectors of an encoder: rows with `_id`, `text` and perhaps `title`, as BEIR has them
+    // Each flag by its name: completions cannot be written for a conflict with a group.
     #[arg(long, value_name = "FILE", requires_all = ["queries", "qrels"], conflicts_with_all = [
-        "data", "config", "ColumnFlags", "samples", "generate_samples", "metrics", "predictions", "show", "show_wrong",
-        "bleu_tokenizer", "rouge_stemmer", "max_new_tokens", "DecodingFlags",
+        "data", "config", "samples", "generate_samples", "metrics", "predictions", "show", "show_wrong", "bleu_tokenizer",
+        "rouge_stemmer", "prompt_column", "response_column", "source_template", "target_template", "source_lang", "target_lang",
+        "text_column", "max_new_tokens", "num_beams", "length_penalty", "early_stopping", "sample", "temperature", "top_k",
+        "top_p", "seed", "repetition_penalty", "no_repeat_ngram", "min_new_tokens", "keep_special_tokens",
     ])]
     pub corpus: Option<PathBuf>,
     /// Queries: rows with `_id` and `text`

@@ -41,20 +41,23 @@ pub fn read(conversion: &Conversion, file: &Path, task: Task) -> Outcome<Vec<Str
         }
         if found.len() > MAX_LABELS { Err(row_files::Error::Stopped) } else { Ok(()) }
     });
-    match counted {
+    let first_bad = match counted {
         Err(row_files::Error::Stopped) => {
             let file = file.display();
             return Err(Failure::unusable(format!("{file}: more than {MAX_LABELS} different labels, expected a few"))
                 .hint("name the column of the labels: `--set data.response_column=NAME`"));
         }
-        counted => drop(counted?),
-    }
+        counted => counted?.first_bad,
+    };
     let mut labels: Vec<String> = found.into_iter().collect();
     if labels.iter().all(|label| label.parse::<i64>().is_ok()) {
         labels.sort_by_key(|label| label.parse::<i64>().unwrap_or_default());
     }
     match labels.len() {
-        0 => Err(Failure::unusable(format!("{}: no row has a label", file.display()))),
+        0 => {
+            let why = first_bad.map(|error| format!("; the first that was skipped: {error}")).unwrap_or_default();
+            Err(Failure::unusable(format!("{}: no row has a label{why}", file.display())))
+        }
         1 if task.response() != Response::LabelSet => {
             Err(Failure::unusable(format!("{}: every row has the label `{}`", file.display(), labels[0]))
                 .hint("a classifier needs rows with two labels or more"))
