@@ -339,5 +339,5 @@ fn sequences_of_fasta_are_rows_with_labels_of_residues_beside_them_and_of_protei
     again.expect_words(&["row 4", "another number of labels"]);
     scene.write("p.labels.fasta", records(&|at| format!(">Q{at}\n{}\n", sequences[at % 3].1)));
     let other = train(&scene, "token-classification", "p.fasta", &["--output", "other"]).expect_code(4);
-    other.expect_words(&["p.fasta:1: expected the labels of `P0`", "got `Q0`", "`Q0`"]);
+    other.expect_words(&["p.fasta:1: expected the labels of `P0`", "got `Q0`", "NAME.labels.fasta"]);
 }
