@@ -144,6 +144,36 @@ fn an_adapter_beside_a_quantised_base_is_trained_by_two() {
 }
 
 #[test]
+fn beside_a_frozen_model_two_processes_write_the_file_of_one() {
+    let scene = Scene::new();
+    scene.run(&short(&["--output", "frozen", "--max-steps", "2"])).expect_code(0);
+    let row = |number: usize| {
+        let [prompt, answer] = ["red", "blue"].map(|word| format!("{word} ").repeat(1 + number % 5));
+        let row = serde_json::json!({"prompt": format!("{prompt}{number}"), "response": answer, "chosen": answer, "rejected": prompt});
+        format!("{row}\n")
+    };
+    scene.write("rows.jsonl", (0..8).map(row).collect::<String>());
+    let usual = ["data.train=rows.jsonl", "train.batch_size=4", "train.epochs=9", "parallel.virtual_shards=2"];
+    let teacher = ["distill.teacher=frozen/model"];
+    let largest = ["distill.teacher=frozen/model", "distill.top_k=6"];
+    let reference = ["preference.loss=dpo", "preference.reference=frozen/model", "train.dropout=0"];
+    for (name, settings) in [("teacher", &teacher[..]), ("largest", &largest), ("reference", &reference)] {
+        let settings: Vec<&str> = usual.iter().chain(settings).flat_map(|setting| ["--set", setting]).collect();
+        let arguments = |run: &str, more: &[&str]| short(&[&settings[..], &["--output", run], more].concat());
+        let [one, two, again] = ["one", "two", "again"].map(|run| format!("{name}-{run}"));
+        scene.run(&arguments(&one, &[])).expect_code(0);
+        together(&scene, 2, &arguments(&two, &[])).expect_code(0);
+        let file = |run: &str| scene.read(&format!("{run}/model/model.safetensors"));
+        assert_eq!(file(&two), file(&one), "{name}");
+        // One process, then two.
+        scene.run(&arguments(&again, &["--max-steps", "3"])).expect_code(0);
+        together(&scene, 2, &arguments(&again, &["--keep-training"])).expect_code(0);
+        assert_eq!(file(&again), file(&one), "{name}");
+        assert_eq!(scene.path(&format!("{two}/teacher-logits")).exists(), name == "largest");
+    }
+}
+
+#[test]
 fn one_process_that_fails_ends_all_and_says_which_it_was() {
     let scene = Scene::new();
     // A single process would accept this budget. The sum for two processes exceeds any machine's memory.
