@@ -108,7 +108,8 @@ fn emulated_card(out: &Path) -> Result<(), Box<dyn Error>> {
     for source in SOURCES {
         std::fs::write(out.join(format!("{source}.ptx")), format!("// emulated: {source}\n"))?;
     }
-    let sources = ["blas.cc", "driver.cc", "execution.cc", "graphs.cc", "launches.cc", "memory.cc", "nccl.cc"];
+    let sources =
+        ["blas.cc", "driver.cc", "execution.cc", "graphs.cc", "launches.cc", "memory.cc", "nccl.cc", "trace.cc"];
     let mut build = of_emulation(&sources)?;
     let objects = build.pic(true).flag("-ftls-model=initial-exec").cargo_metadata(false).try_compile_intermediates()?;
     let library = out.join("libemulated_card.so");

@@ -9,6 +9,7 @@
 
 #include "../kernels/device.h"
 #include "driver.h"
+#include "trace.h"
 
 // The number of products so far, which the driver reports.
 size_t products = 0;
@@ -145,6 +146,7 @@ int cublasGemmStridedBatchedEx(void* handle, int transa, int transb, int m, int 
     // A capture without a workspace of the caller's allocates one that belongs to the graph.
     if (!emulation::capture_of(h.stream)) products++;
     else if (!h.has_workspace && (cuMemAllocAsync(&workspace, WORKSPACE, h.stream) || cuMemFreeAsync(workspace, h.stream))) return FAILED;
+    emulation::trace("product", size_t(m) * n * k);
     auto run = [&](auto* of, auto* to, auto scalar) {
         using T = std::remove_pointer_t<decltype(of)>;
         using R = std::remove_pointer_t<decltype(to)>;

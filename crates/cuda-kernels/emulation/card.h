@@ -13,6 +13,7 @@
 
 #include "driver.h"
 #include "execution.h"
+#include "trace.h"
 
 namespace emulation {
 
@@ -41,7 +42,7 @@ struct Backing {
 
 struct Card {
     std::recursive_mutex lock;
-    size_t total = 0, failure = 0, page = size_t(2) << 20; // `page`: the unit of memory that backs addresses, and of the pool
+    size_t total = 0, failure = 0, page = 0;
     int capability = 80;
     int cards = 1, opened = 0;
     size_t contexts = 0; // retained and not released
@@ -70,6 +71,8 @@ struct Card {
     Card() {
         const char* bytes = getenv("LOW_MEM_T5_EMULATED_MEMORY");
         total = bytes ? strtoull(bytes, nullptr, 10) : size_t(4) << 30;
+        const char* at_a_time = getenv("LOW_MEM_T5_EMULATED_PAGE");
+        page = at_a_time ? strtoull(at_a_time, nullptr, 10) : size_t(2) << 20;
         if (const char* able = getenv("LOW_MEM_T5_EMULATED_CAPABILITY")) capability = atoi(able);
         const char* several = getenv("LOW_MEM_T5_EMULATED_CARDS");
         cards = several ? atoi(several) : 1;

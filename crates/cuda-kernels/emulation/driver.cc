@@ -6,6 +6,7 @@
 //
 // Variables, each with the prefix LOW_MEM_T5_EMULATED_:
 // - MEMORY: bytes of the card (default 4 GiB).
+// - PAGE: the unit of memory that backs addresses, and of the driver's pool (default 2 MiB).
 // - MAPPING, `none`: the driver cannot back addresses with memory.
 // - CARDS: the number of cards to choose from (default 1; a process opens one of them).
 // - ORDER, `last` or `random`: another order of threads and blocks.
@@ -13,6 +14,7 @@
 //   once. `all-late`: the work of all streams is done late.
 // - FAILURE, N: the N-th allocation finds no memory.
 // - REPORT: a file that gets the counts as JSON at the end. For every card but the first, the card's number is appended to its name.
+// - TRACE: a file that gets each request (trace.h).
 #include <stdio.h>
 
 #include "card.h"
@@ -193,6 +195,7 @@ Result cuCtxSynchronize() {
     std::lock_guard guard(card().lock);
     if (Result result = unless_anything_is_captured()) return result;
     card().waits++;
+    trace("wait", size_t(0));
     streams().finish_all();
     return card().state();
 }
@@ -208,6 +211,7 @@ Result cuStreamSynchronize(void* stream) {
     if (Result result = unless_anything_is_captured()) return result;
     if (Result result = unless_captured(streams().of(stream))) return result;
     card().waits++;
+    trace("wait", size_t(0));
     streams().finish(streams().of(stream));
     return card().state();
 }
@@ -293,6 +297,7 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* st
     card().uploaded += bytes;
     const bool waits = bytes > MAX_STAGED && !card().is_pinned(from, bytes);
     card().waiting_uploads += waits;
+    trace(waits ? "waiting-upload" : "upload", bytes);
     auto copies = [=] { memcpy(reinterpret_cast<void*>(to), from, bytes); };
     // Each launch of a graph reads the host's bytes of that time, from pinned and unpinned memory alike.
     if (of.capture) {
@@ -321,6 +326,7 @@ Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void* stream) 
     if (Result result = state_of(of)) return result;
     card().downloads++;
     card().downloaded += bytes;
+    trace("download", bytes);
     auto copies = [=] { memcpy(to, reinterpret_cast<const void*>(from), bytes); };
     if (of.capture) {
         // Only a launch writes to the host. Until then the memory is NaN, so that early reads are detected.

@@ -108,6 +108,7 @@ Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsign
     f.was_launched = true;
     // Launches of a graph are counted when the graph is launched.
     if (!of.capture) card().launches[f.kernel->name]++;
+    trace("launch", f.kernel->name.c_str());
     // Arguments are read when the kernel is launched, not when it runs.
     auto values = std::make_shared<std::vector<std::vector<uint64_t>>>();
     for (size_t i = 0; i < f.kernel->sizes.size(); i++) {

@@ -192,6 +192,7 @@ Result cuMemUnmap(Address at, size_t bytes) {
 Result emulated_begin_life(Address at, size_t bytes, void* stream) {
     std::lock_guard guard(card().lock);
     Card& c = card();
+    trace("allocate", bytes);
     if (++c.allocations == c.failure) return OUT_OF_MEMORY;
     const size_t size = rounded(std::max<size_t>(bytes, 1), ALIGNMENT);
     char* block = reinterpret_cast<char*>(at);
@@ -206,6 +207,7 @@ void emulated_end_life(Address at, void* stream) {
     auto found = card().blocks.find(at);
     const size_t size = found->second.size, bytes = found->second.bytes;
     char* block = reinterpret_cast<char*>(at);
+    trace("free", bytes);
     give(stream, [=] { end_life(block, bytes, size); });
     card().given.used -= size;
     card().blocks.erase(found);
@@ -227,6 +229,7 @@ Result cuMemAllocAsync(Address* to, size_t bytes, void* stream) {
         return *to ? SUCCESS : OUT_OF_MEMORY;
     }
     const size_t more = std::max(pool.reserved, rounded(pool.used + size, c.page)) - pool.reserved;
+    trace("allocate", bytes);
     if (++c.allocations == c.failure) return OUT_OF_MEMORY;
     if (c.held() + more > c.total) return OUT_OF_MEMORY;
     void* block = c.streams.again(of, size);
@@ -253,6 +256,7 @@ Result cuMemFreeAsync(Address at, void* stream) {
     const size_t size = found->second.size, bytes = found->second.bytes;
     found->second.pool->used -= size;
     char* block = reinterpret_cast<char*>(at);
+    trace("free", bytes);
     give(stream, [=] { end_life(block, bytes, size); });
     card().blocks.erase(found);
     streams().release(of, block, size);
