@@ -61,6 +61,9 @@ pub fn write_page(path: &Path, html: &str) -> Outcome<()> {
     match regular_file::read(path, page::MAX_BYTES as u64) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Ok(text) if is_ours(&text) => {}
+        Err(error) if error.kind() != std::io::ErrorKind::FileTooLarge => {
+            return Err(Failure::usage(format!("{}: {error}", path.display())).hint("name another file"));
+        }
         _ => {
             return Err(Failure::usage(format!("{}: exists, and was not made by this command", path.display()))
                 .hint("name another file, or remove this one"));
