@@ -59,7 +59,7 @@ pub struct Conversion {
 pub struct Settings<'a> {
     /// Treatment of rows that cannot be used.
     pub bad_rows: BadRows,
-    /// Whether texts are [cleaned](clean).
+    /// Whether texts are cleaned.
     pub clean: bool,
     /// Makes an empty table of duplicates; `None` keeps duplicates.
     pub duplicates: Option<&'a dyn Fn() -> Duplicates>,
