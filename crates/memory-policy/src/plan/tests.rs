@@ -91,8 +91,8 @@ fn a_machine_with_less_than_the_budget_is_not_promised_away() {
     let refusal = plan(&full, &costs(), explicit(4000)).unwrap_err();
     assert_eq!((refusal.limit, refusal.limited_by), (Bytes::mib(130), Limit::Available));
     assert_eq!(refusal.to_string(), "available memory: expected at least 273 MiB for the smallest plan, got 130 MiB");
-    // A margin of 1 MiB, and of a 64th of what was measured.
-    let hint = "free 143 MiB on this machine or raise its limit; then `--memory-budget 275MiB` works";
+    // A margin of 1 MiB, and of a 24th of what was measured.
+    let hint = "free 143 MiB on this machine or raise its limit; then `--memory-budget 276MiB` works";
     assert_eq!(refusal.hint(), hint);
 }
 
