@@ -389,6 +389,11 @@ fn what_is_not_there_yet_is_refused_by_its_name() {
             json!(62),
             "`encoder.text_config.vocab_size` is `62`, expected that of the decoder, 61",
         ),
+        (
+            "/encoder/text_config/pad_token_id",
+            json!(61),
+            "`encoder.text_config.pad_token_id` is `61`, expected a token id below vocab_size (61)",
+        ),
         ("/decoder/vocab_size", json!(0), "decoder.vocab_size"),
         ("/decoder/sliding_window", json!(-3), "`decoder.sliding_window` is `-3`, expected a whole number"),
         ("/encoder/text_config", json!(null), "`encoder.text_config` is `null`, expected an object"),

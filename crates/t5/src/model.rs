@@ -469,14 +469,6 @@ impl T5 {
         parameters: Vec<Parameter>,
         file: Option<WeightFile>,
     ) -> Result<T5> {
-        if !device.is_cpu() && config.gemma.is_some() {
-            return Err(Error::Config {
-                origin: "this device".into(),
-                key: "model_type".into(),
-                got: format!("`{}`", config.family.model_type()),
-                expected: "a T5 of other blocks: a T5Gemma runs on the processor, with `--device cpu`".into(),
-            });
-        }
         let file = file.map(Arc::new);
         if file.is_some() {
             // Gives back the memory that weights had before they went to the file. Touching the file's pages does not free it.

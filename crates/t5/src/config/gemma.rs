@@ -301,6 +301,14 @@ pub(super) fn read(
             format!("that of the decoder, {vocab_size}: stacks with vocabularies of their own are not supported");
         return Err(encoder.read.unexpected("vocab_size", &expected));
     }
+    // Nothing else reads the encoder's ids, since masks tell where a source ends. An id without a row is another model's config.
+    for key in ["pad_token_id", "bos_token_id", "eos_token_id"] {
+        let ids = encoder.read.tokens(key, &[])?;
+        if ids.iter().any(|&id| id as usize >= vocab_size) {
+            let expected = format!("a token id below vocab_size ({vocab_size})");
+            return Err(encoder.read.error(key, &expected, encoder.read.get(key)));
+        }
+    }
     if family == Family::T5Gemma2 && of_stack.0.width != of_stack.1.width {
         let expected = format!("that of the decoder, {}", of_stack.1.width);
         return Err(encoder.read.unexpected("hidden_size", &expected));
