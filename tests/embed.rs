@@ -156,14 +156,10 @@ fn a_killed_command_goes_on_where_it_ended_and_the_bytes_are_those_of_one_that_w
         let is_of = |name: &String| name.starts_with(&format!("{output}.")) && name.ends_with(".partial");
         scene.names(".").into_iter().find(is_of)
     };
-    for output in ["v.npy", "v.parquet", "v.jsonl"] {
-        let flags = ["--model", "run", "--batch-samples", "1", "--output", output];
-        embed(&scene, &flags).expect_code(0);
-        assert_eq!(partial(output), None, "nothing is left");
-        let whole = scene.read(output);
-        std::fs::remove_file(scene.path(output)).expect("the vectors");
-        let usual = ["embed", "--input", "texts.txt", "--max-source-tokens", "32"].iter().chain(&flags);
-        let running = scene.start(&usual.map(|word| (*word).to_owned()).collect::<Vec<_>>());
+    let flags = |output| ["--model", "run", "--batch-samples", "1", "--output", output];
+    let kill = |output: &'static str| {
+        let usual = ["embed", "--input", "texts.txt", "--max-source-tokens", "32"].into_iter().chain(flags(output));
+        let running = scene.start(&usual.map(str::to_owned).collect::<Vec<_>>());
         let length = |name: &str| std::fs::metadata(scene.path(name)).map_or(0, |file| file.len());
         // The whole file is in place when the command was faster than this look at it.
         let has_rows = || length(output) > 0 || partial(output).is_some_and(|name| length(&name) > 0);
@@ -172,14 +168,27 @@ fn a_killed_command_goes_on_where_it_ended_and_the_bytes_are_those_of_one_that_w
             std::thread::yield_now();
         }
         running.kill();
-        if let Some(name) = partial(output) {
+        partial(output)
+    };
+    for output in ["v.npy", "v.parquet", "v.jsonl"] {
+        embed(&scene, &flags(output)).expect_code(0);
+        assert_eq!(partial(output), None, "nothing is left");
+        let whole = scene.read(output);
+        std::fs::remove_file(scene.path(output)).expect("the vectors");
+        if let Some(name) = kill(output) {
             // A part of a vector more, as a torn write leaves it.
             let torn = [scene.read(&name), vec![7; 5]].concat();
             scene.write(&name, &torn);
-            embed(&scene, &flags).expect_code(0).expect_words(&["goes on behind"]);
+            embed(&scene, &flags(output)).expect_code(0).expect_words(&["goes on behind"]);
         }
         assert!(scene.read(output) == whole && partial(output).is_none(), "{output}");
     }
+    // Vectors of another tokenizer are begun anew.
+    std::fs::remove_file(scene.path("v.npy")).expect("the vectors");
+    kill("v.npy");
+    scene.write("run/model/tokenizer.json", [scene.read("run/model/tokenizer.json"), b"\n".to_vec()].concat());
+    let again = embed(&scene, &flags("v.npy")).expect_code(0);
+    assert!(!again.err.contains("goes on behind"), "{}", again.err);
     // Other settings have a file of their own.
     embed(&scene, &["--model", "run", "--batch-samples", "1", "--normalize", "--output", "v.npy"]).expect_code(0);
 }

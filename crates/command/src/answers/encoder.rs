@@ -30,7 +30,7 @@ pub struct EncoderFlags<'a> {
     pub pooling: Option<t5::Pooling>,
     /// Whether vectors have length 1, whatever the modules say.
     pub normalize: bool,
-    /// Texts are cut to so many tokens; `None`: as the model's modules say, or 512.
+    /// The limit of tokens of a text; `None` takes that of the model's modules, or 512.
     pub max_source_tokens: Option<usize>,
     /// Texts of full length in a batch.
     pub batch_samples: usize,
@@ -91,16 +91,14 @@ impl<'a> Encoder<'a> {
         batches::window(self.flags.batch_samples)
     }
 
-    /// The files that vectors depend on, and all settings of them, in words for nobody.
+    /// The files that vectors depend on, and as text all else that they follow from.
     pub fn depends_on(&self) -> Outcome<(Vec<PathBuf>, String)> {
-        let files = [
-            t5::weight_files(&self.directory)?,
-            self.adapter.iter().map(|adapter| adapter.join("adapter_model.safetensors")).collect(),
-            self.vectors.modules.dense.iter().map(|dense| dense.join("model.safetensors")).collect(),
-        ];
-        let of = (&self.vectors.modules, self.max_tokens, self.vectors.activations, self.device.is_some());
+        let of = (self.directory.as_path(), self.adapter.as_deref());
+        let (mut files, model) = model_directory::depends_on(of, &self.config, &self.tokenizer)?;
+        files.extend(self.vectors.modules.dense.iter().map(|dense| dense.join("model.safetensors")));
+        let own = (&self.vectors.modules, self.max_tokens, self.vectors.activations, self.device.is_some());
         // The debug form is compared with an earlier one, and never shown.
-        Ok((files.concat(), format!("{of:?}")))
+        Ok((files, format!("{model} {own:?}")))
     }
 
     /// The plan for reading an input, with `held` bytes beside a window of texts and its vectors.

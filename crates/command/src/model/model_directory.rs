@@ -61,6 +61,23 @@ pub struct Adapted {
     pub adapter: Option<PathBuf>,
 }
 
+/// The files of an adapter on which results depend.
+const ADAPTER_FILES: [&str; 2] = ["adapter_model.safetensors", "adapter_config.json"];
+
+/// What answers and vectors follow from beside their own settings, for [`crate::files::outputs::key`]: the files of a model and of its
+/// adapter, and as text the config, the tokenizer and the kernels.
+pub fn depends_on(
+    (directory, adapter): (&Path, Option<&Path>),
+    config: &t5::Config,
+    tokenizer: &Tokenizer,
+) -> Outcome<(Vec<PathBuf>, String)> {
+    let of_adapter = adapter.into_iter().flat_map(|adapter| ADAPTER_FILES.map(|name| adapter.join(name)));
+    let files = t5::weight_files(directory)?.into_iter().chain(of_adapter).collect();
+    let of_tokenizer = (tokenizer.fingerprint(), tokenizer.config_fingerprint());
+    // The debug form is compared with an earlier one, and never shown.
+    Ok((files, format!("{of_tokenizer:?} {} {}", config.to_json(), t5_ops::instruction_set())))
+}
+
 impl Adapted {
     fn warn_if_changed(&self) {
         self.adapter.iter().for_each(|adapter| base_digests::warn_if_changed(&self.directory, adapter));

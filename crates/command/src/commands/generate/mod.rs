@@ -38,9 +38,6 @@ const MAX_WAITING_BYTES: usize = 256 << 10;
 /// The bytes of a printed line of JSON with a long prompt, which has up to six bytes for each of the prompt's.
 const MAX_JSON_BYTES: u64 = 8 << 20;
 
-/// The files of an adapter on which answers depend.
-const ADAPTER_FILES: [&str; 2] = ["adapter_model.safetensors", "adapter_config.json"];
-
 /// Answers prompts.
 pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let Some(model) = &flags.model else { return Err(Failure::usage("`generate` needs `--model`")) };
@@ -94,17 +91,14 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     }
     let (model, plan) = (planned.load()?, &planned.plan);
     let file = flags.output.as_deref().map(|path| {
-        let weights = t5::weight_files(&directory)?;
-        let of_adapter = adapter.iter().flat_map(|adapter| ADAPTER_FILES.map(|name| adapter.join(name)));
-        let files: Vec<_> = weights.into_iter().chain(of_adapter).chain(flags.input.clone()).collect();
+        let (mut files, model) = model_directory::depends_on((&directory, adapter.as_deref()), &config, &tokenizer)?;
+        files.extend(flags.input.clone());
         let best = flags.best_of.as_deref().map(Best::of_name);
         let answers = (decoding, plan.step.evaluation_samples, &flags.stop, flags.precision);
         let prompts = (&typed, &given, &of_run, &response, &flags.text, flags.max_source_tokens);
         let keeps_special = Generation::from_values(&values).keeps_special_tokens;
-        let tokens = (tokenizer.fingerprint(), tokenizer.config_fingerprint(), keeps_special);
-        let model = (config.to_json(), t5_ops::instruction_set().to_string());
         // Nobody reads this debug form: it has every setting of the answers, and all that makes prompts and texts.
-        let depends_on = format!("{:?}", (answers, prompts, tokens, model));
+        let depends_on = format!("{:?}", (answers, prompts, keeps_special, model));
         AnswerFile::open(path, (&depends_on, &files), (best, flags.num_return_sequences))
     });
     let file = file.transpose()?;
