@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 use t5_ops::TopLogits;
 
 use crate::error::{Error, Result};
+use crate::files::sha256;
 
 const KEY_BYTES: usize = 16;
 /// A key and a number of tokens.
@@ -79,9 +80,7 @@ impl KeptLogitsOf {
 
     fn line(&self) -> String {
         let Self { count, dtype, depends_on, .. } = self;
-        let digest = Sha256::digest(format!("{count} {dtype:?} {depends_on}"));
-        let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("largest logits {digest}\n")
+        format!("largest logits {}\n", sha256(format!("{count} {dtype:?} {depends_on}").as_bytes()))
     }
 }
 
@@ -133,7 +132,7 @@ impl KeptLogits {
         let length = self.file.metadata().map_err(|error| self.failed("read", error))?.len();
         while let Some((key, bytes)) = self.head(self.end, length)? {
             let is_last = self.end + bytes == length;
-            if is_last && !self.is_sound(self.end, bytes)? {
+            if is_last && self.sound(self.end, bytes)?.is_none() {
                 break;
             }
             self.note(key);
@@ -156,12 +155,12 @@ impl KeptLogits {
         Ok((place + bytes <= length).then_some((Key(key), bytes)))
     }
 
-    /// Whether the record at a place has its checksum.
-    fn is_sound(&self, place: u64, bytes: u64) -> Result<bool> {
+    /// The record at a place, without its checksum; `None` if it has another one.
+    fn sound(&self, place: u64, bytes: u64) -> Result<Option<Vec<u8>>> {
         let mut record = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)];
         self.read_at(place, &mut record)?;
-        let (said, checksum) = record.split_at(record.len() - CHECKSUM_BYTES as usize);
-        Ok(Sha256::digest(said)[..checksum.len()] == *checksum)
+        let checksum = record.split_off(record.len() - CHECKSUM_BYTES as usize);
+        Ok((Sha256::digest(&record)[..checksum.len()] == checksum[..]).then_some(record))
     }
 
     /// Notes the record that begins at the end. A file with more samples than it was opened for keeps the first.
@@ -234,12 +233,7 @@ impl KeptLogits {
     /// The rows of a sample with so many tokens, with rows of zeros up to `longest`; `None` if it is not there.
     pub(crate) fn read(&self, key: &Key, tokens: usize, longest: usize) -> Result<Option<TopLogits>> {
         let Some(place) = self.place(key)? else { return Ok(None) };
-        let mut record = vec![0; usize::try_from(self.of.sample_bytes(tokens)).unwrap_or(usize::MAX)];
-        self.read_at(place, &mut record)?;
-        let (said, checksum) = record.split_at(record.len() - CHECKSUM_BYTES as usize);
-        if Sha256::digest(said)[..checksum.len()] != *checksum {
-            return Err(self.is_damaged());
-        }
+        let said = self.sound(place, self.of.sample_bytes(tokens))?.ok_or_else(|| self.is_damaged())?;
         let (logits, padded) = (tokens * self.of.count, longest * self.of.count);
         let (entries, values) = said[HEAD_BYTES as usize..].split_at(logits * size_of::<u32>());
         let mut entries: Vec<u32> = entries.as_chunks().0.iter().map(|entry| u32::from_le_bytes(*entry)).collect();

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::export::export_quantised_as;
 use crate::error::{Error, Result};
+use crate::files::hexadecimal;
 
 /// The key in the weights' header under which the fingerprint of the source model is stored.
 const SOURCE: &str = "source_sha256";
@@ -58,7 +59,7 @@ fn fingerprint(source: &Path) -> Result<String> {
         let mut file = regular_file::open(&path).map_err(failed(&path))?;
         add(&mut hash, &path, &mut file).map_err(failed(&path))?;
     }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hexadecimal(&hash.finalize()))
 }
 
 fn add(hash: &mut Sha256, path: &Path, file: &mut File) -> io::Result<()> {
