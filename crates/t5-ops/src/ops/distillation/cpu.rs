@@ -52,6 +52,48 @@ pub(super) fn top_gradient(
     Ok((losses, logits))
 }
 
+/// What follows from a row of logits and one of a teacher's.
+struct Row {
+    /// The label's logit.
+    logit: f32,
+    student: Softmax,
+    cooled: Softmax,
+    of_teacher: Softmax,
+    /// The sum of the teacher's exponentials.
+    of_teachers: f32,
+    /// log p - log q = (k - l) / T - `between`, which is log-sum-exp(k / T) - log-sum-exp(l / T): small terms where the two agree.
+    between: f64,
+    cross_entropy: f64,
+    /// Factors in the gradient: of the label, of the student's exponentials, of the cooled ones, and of the teacher's probabilities.
+    factors: [f32; 4],
+}
+
+impl Row {
+    fn new<T: Element>(logits: &[T], teacher: &[T], label: usize, (scale, of): (f64, Distillation)) -> Self {
+        let Distillation { alpha, temperature } = of;
+        let inverse = (1.0 / temperature) as f32;
+        let logit = logits[label].to_f32();
+        let student = Softmax { largest: largest(logits), inverse: 1.0 };
+        let total = exponentials(logits, student);
+        let cooled = Softmax { inverse, ..student };
+        let of_teacher = Softmax { largest: largest(teacher), inverse };
+        let [of_cooled, of_teachers] = [exponentials(logits, cooled), exponentials(teacher, of_teacher)];
+        let cross_entropy = f64::from(total).ln() + f64::from(student.largest) - f64::from(logit);
+        let between = f64::from(of_teachers).ln() - f64::from(of_cooled).ln()
+            + (f64::from(of_teacher.largest) - f64::from(student.largest)) * f64::from(inverse);
+        let [own, others] = [(1.0 - alpha) * scale, alpha * temperature * scale].map(|factor| factor as f32);
+        let factors = [own, own / total, others / of_cooled, others];
+        Self { logit, student, cooled, of_teacher, of_teachers, between, cross_entropy, factors }
+    }
+
+    fn losses(&self, divergence: f64, of: Distillation) -> LossSums {
+        let Distillation { alpha, temperature } = of;
+        let cross_entropy = self.cross_entropy;
+        let objective = alpha * temperature * temperature * divergence + (1.0 - alpha) * cross_entropy;
+        LossSums { cross_entropy, objective }
+    }
+}
+
 /// As [`of_row`], beside the largest logits of the teacher.
 fn of_top_row<T: Element>(
     logits: &mut [T],
@@ -59,37 +101,26 @@ fn of_top_row<T: Element>(
     label: usize,
     (scale, of): (f64, Distillation),
 ) -> LossSums {
-    let Distillation { alpha, temperature } = of;
-    let inverse = (1.0 / temperature) as f32;
-    let logit = logits[label].to_f32();
-    let student = Softmax { largest: largest(logits), inverse: 1.0 };
-    let total = exponentials(logits, student);
-    let cooled = Softmax { inverse, ..student };
-    let of_teacher = Softmax { largest: largest(teacher), inverse };
-    let [of_cooled, of_teachers] = [exponentials(logits, cooled), exponentials(teacher, of_teacher)];
-    let cross_entropy = f64::from(total).ln() + f64::from(student.largest) - f64::from(logit);
-    let between = f64::from(of_teachers).ln() - f64::from(of_cooled).ln()
-        + (f64::from(of_teacher.largest) - f64::from(student.largest)) * f64::from(inverse);
-    let [own, others] = [(1.0 - alpha) * scale, alpha * temperature * scale].map(|factor| factor as f32);
-    let [of_own, of_cool] = [own / total, others / of_cooled];
+    let of_row = Row::new(logits, teacher, label, (scale, of));
+    let Row { student, cooled, of_teacher, of_teachers, between, factors: [own, of_own, of_cool, others], .. } = of_row;
     // The gradients of the label and of the teacher's entries are differences of numbers that may be close: rounded once.
     let slope = |logit: f32, entry: usize, p: f32| {
         let of_label = if entry == label { own } else { 0.0 };
         student.probability(logit) * of_own - of_label + (cooled.probability(logit) * of_cool - others * p)
     };
     let mut divergence = 0.0;
-    let mut label_gradient = slope(logit, label, 0.0);
+    let mut label_gradient = slope(of_row.logit, label, 0.0);
     let gradients: Vec<f32> = entries
         .iter()
         .zip(teacher)
         .map(|(&entry, k)| {
             let (l, k) = (logits[entry as usize].to_f32(), k.to_f32());
             let p = of_teacher.probability(k) / of_teachers;
-            divergence += f64::from(p) * (f64::from(k - l) * f64::from(inverse) - between);
+            divergence += f64::from(p) * (f64::from(k - l) * f64::from(cooled.inverse) - between);
             slope(l, entry as usize, p)
         })
         .collect();
-    to_own_gradient(logits, student, of_own, (of_cool, inverse));
+    to_own_gradient(logits, student, of_own, (of_cool, cooled.inverse));
     for (&entry, gradient) in entries.iter().zip(gradients) {
         logits[entry as usize] = T::from_f32(gradient);
         if entry as usize == label {
@@ -97,36 +128,24 @@ fn of_top_row<T: Element>(
         }
     }
     logits[label] = T::from_f32(label_gradient);
-    let objective = alpha * temperature * temperature * divergence + (1.0 - alpha) * cross_entropy;
-    LossSums { cross_entropy, objective }
+    of_row.losses(divergence, of)
 }
 
 /// The losses of a row, whose gradient overwrites the logits.
 fn of_row<T: Element>(logits: &mut [T], teacher: &[T], label: usize, (scale, of): (f64, Distillation)) -> LossSums {
-    let Distillation { alpha, temperature } = of;
-    let inverse = (1.0 / temperature) as f32;
-    let logit = logits[label].to_f32();
-    let student = Softmax { largest: largest(logits), inverse: 1.0 };
-    let total = exponentials(logits, student);
-    let cooled = Softmax { inverse, ..student };
-    let of_teacher = Softmax { largest: largest(teacher), inverse };
-    let [of_cooled, of_teachers] = [exponentials(logits, cooled), exponentials(teacher, of_teacher)];
-    let cross_entropy = f64::from(total).ln() + f64::from(student.largest) - f64::from(logit);
-    // log p - log q = (k - l) / T - (log-sum-exp(k / T) - log-sum-exp(l / T)): small terms where the two agree.
-    let between = f64::from(of_teachers).ln() - f64::from(of_cooled).ln()
-        + (f64::from(of_teacher.largest) - f64::from(student.largest)) * f64::from(inverse);
+    let of_row = Row::new(logits, teacher, label, (scale, of));
+    let Row {
+        logit, student, cooled, of_teacher, of_teachers, between, factors: [own, of_own, of_cool, others], ..
+    } = of_row;
     let divergence = divergence(logits, teacher, of_teacher, 1.0 / of_teachers, between as f32);
-    let [own, others] = [(1.0 - alpha) * scale, alpha * temperature * scale].map(|factor| factor as f32);
-    let [of_own, of_cool] = [own / total, others / of_cooled];
     let of_k = others / of_teachers;
     // The difference of numbers that may be close: rounded once, after the subtractions.
     let k = teacher[label].to_f32();
     let label_gradient = student.probability(logit) * of_own - own
         + (cooled.probability(logit) * of_cool - of_teacher.probability(k) * of_k);
-    to_gradient(logits, teacher, student, of_own, (of_cool, inverse), of_teacher, of_k);
+    to_gradient(logits, teacher, student, of_own, (of_cool, cooled.inverse), of_teacher, of_k);
     logits[label] = T::from_f32(label_gradient);
-    let objective = alpha * temperature * temperature * f64::from(divergence) + (1.0 - alpha) * cross_entropy;
-    LossSums { cross_entropy, objective }
+    of_row.losses(f64::from(divergence), of)
 }
 
 /// The exponentials of logits, times `inverse`, below the largest.
