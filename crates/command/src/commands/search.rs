@@ -14,7 +14,7 @@ use row_files::{Kind, Template};
 use run_report::visible;
 use serde_json::json;
 use t5::T5;
-use text_metrics::searches::{self, CUTS, KEPT, SearchScores, Searches};
+use text_metrics::searches::{self, KEPT, Searches};
 
 use crate::answers::batches::Room;
 use crate::answers::encoder::{Encoder, EncoderFlags};
@@ -25,6 +25,7 @@ use crate::cli::flag_values::Precision;
 use crate::cli::row_flags::TextFlags;
 use crate::config::Values;
 use crate::failure::{Failure, Outcome};
+use crate::scores::figures::search_scores;
 use crate::screen::lines::Lines;
 use crate::screen::report;
 
@@ -66,7 +67,8 @@ pub fn eval(flags: &EvalArgs, search: &SearchFlags) -> Outcome<()> {
     let (searching, of_query_texts) = Searching::read(&making, (&of_queries, &search.query_prefix), judged)?;
     let (found, of_texts) = searching.search(&making, (&of_corpus, &search.passage_prefix))?;
     let seconds = began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
-    let scores = found.scores.means().ok_or_else(|| Failure::internal("a search without a query"))?;
+    let means = found.scores.means().ok_or_else(|| Failure::internal("a search without a query"))?;
+    let scores = search_scores(means.recall, means.mrr, means.ndcg);
     #[expect(clippy::cast_precision_loss, reason = "counts of tokens")]
     let rate = (of_query_texts + of_texts) as f64 / seconds;
     if flags.json {
@@ -74,19 +76,13 @@ pub fn eval(flags: &EvalArgs, search: &SearchFlags) -> Outcome<()> {
             "queries": found.scores.queries(), "texts": found.texts, "missing_texts": found.missing,
             "tokens": of_query_texts + of_texts, "seconds": seconds, "tokens_per_second": rate,
         });
-        named(&scores).for_each(|(name, value)| line[name] = json!(value));
+        scores.for_each(|(name, value)| line[name] = json!(value));
         planned.add_peaks(&mut line)?;
         return report::result(&format!("{line}\n"));
     }
-    let scores: String = named(&scores).map(|(name, value)| format!("{name} {value:.4}  ")).collect();
+    let scores: String = scores.map(|(name, value)| format!("{name} {value:.4}  ")).collect();
     let counts = (plural(found.scores.queries(), "query"), plural(found.texts, "text"));
     report::result(&format!("{scores}({}, {}, {rate:.0} tokens/s)\n", counts.0, counts.1))
-}
-
-/// The scores with their names.
-fn named(scores: &SearchScores) -> impl Iterator<Item = (String, f64)> {
-    let recall = CUTS.into_iter().zip(scores.recall).map(|(cut, value)| (format!("recall@{cut}"), value));
-    recall.chain([("mrr@10".to_owned(), scores.mrr), ("ndcg@10".to_owned(), scores.ndcg)])
 }
 
 /// The length that `--set` gives.

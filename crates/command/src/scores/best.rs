@@ -4,11 +4,7 @@ use serde::{Deserialize, Serialize};
 use text_metrics::Metric;
 use trainer::preference::PreferenceStats;
 
-use crate::scores::figures::Figures;
-
-/// The scores of what vectors and rankings find first, and their names in tables.
-const FOUND: [(&str, &str); 4] =
-    [("recall@1", "recall@1"), ("recall@10", "recall@10"), ("mrr@10", "MRR@10"), ("ndcg@10", "NDCG@10")];
+use crate::scores::figures::{FOUND, Figures};
 
 /// The value by which evaluations are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,6 +5,7 @@ use run_report::visible;
 use serde_json::{Value, json};
 use text_metrics::Metric;
 use text_metrics::labels::Labels;
+use text_metrics::searches::CUTS;
 use trainer::contrastive::Retrieval;
 use trainer::evaluate::Example;
 use trainer::preference::PreferenceStats;
@@ -158,7 +159,8 @@ impl Figures {
     /// The scores of what is found first, by their names in events.
     pub(super) fn found(&self) -> impl Iterator<Item = (&'static str, f64)> {
         let ranked = self.ranking.map(|of| [("mrr@10", of.mrr), ("ndcg@10", of.ndcg)]);
-        self.retrieval.iter().flat_map(retrieval_scores).chain(ranked.into_iter().flatten())
+        let of_vectors = self.retrieval.iter().flat_map(|of| search_scores(of.recall, of.mrr, of.ndcg));
+        of_vectors.chain(ranked.into_iter().flatten())
     }
 
     /// The results in one line of text.
@@ -172,8 +174,8 @@ impl Figures {
             return format!("loss {:.4}{scores}  ({} rows)", self.loss, self.samples);
         }
         if self.retrieval.is_some() || self.ranking.is_some() {
-            let is_short = |name: &str| !LONG_CUTS.contains(&name);
-            let shown = self.found().filter(|(name, _)| is_short(name));
+            let is_measure = |name: &str| FOUND.iter().any(|(measure, _)| *measure == name);
+            let shown = self.found().filter(|(name, _)| is_measure(name));
             let scores: String = shown.map(|(name, value)| format!("  {name} {value:.4}")).collect();
             let lists = self.ranking.map_or_else(String::new, |of| format!("{}, ", plural(of.lists, "list")));
             return format!("loss {:.4}{scores}  ({lists}{} rows)", self.loss, self.samples);
@@ -232,18 +234,17 @@ impl Figures {
     }
 }
 
-/// The scores of vectors, by their names in events.
-fn retrieval_scores(of: &Retrieval) -> impl Iterator<Item = (&'static str, f64)> {
-    let recall = RECALL.into_iter().zip(of.recall);
-    recall.chain([("mrr@10", of.mrr), ("ndcg@10", of.ndcg)])
+/// The scores of searches by their names in events.
+pub fn search_scores(recall: [f64; CUTS.len()], mrr: f64, ndcg: f64) -> impl Iterator<Item = (&'static str, f64)> {
+    RECALL.into_iter().zip(recall).chain([("mrr@10", mrr), ("ndcg@10", ndcg)])
 }
 
-/// The names of recall, by [`text_metrics::searches::CUTS`].
-const RECALL: [&str; text_metrics::searches::CUTS.len()] =
-    ["recall@1", "recall@5", "recall@10", "recall@20", "recall@50", "recall@100"];
+/// The names of recall, by [`CUTS`].
+const RECALL: [&str; CUTS.len()] = ["recall@1", "recall@5", "recall@10", "recall@20", "recall@50", "recall@100"];
 
-/// Those that lines of text leave out.
-const LONG_CUTS: [&str; 4] = ["recall@5", "recall@20", "recall@50", "recall@100"];
+/// The scores of searches and rankings that evaluations are compared by and lines of text have, and their names in tables.
+pub const FOUND: [(&str, &str); 4] =
+    [("recall@1", "recall@1"), ("recall@10", "recall@10"), ("mrr@10", "MRR@10"), ("ndcg@10", "NDCG@10")];
 
 /// Adds the numbers of a loss of preferences to an event, by TRL's names.
 pub fn preference_json(of: &PreferenceStats, event: &mut Value) {
