@@ -101,6 +101,14 @@ fn check(tree: &Tree) -> Vec<Finding> {
     RULES.iter().flat_map(|rule| rule(tree)).collect()
 }
 
+/// For tests of rules: what a rule finds in one file.
+#[cfg(test)]
+#[track_caller]
+fn check_file(rule: Rule, path: &str, text: &str, expected: &[&str]) {
+    let findings: Vec<String> = rule(&Tree::from_files(&[(path, text)])).iter().map(Finding::to_string).collect();
+    assert_eq!(findings, expected, "{path}: {text}");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -144,62 +144,62 @@ fn sentences((line, paragraph): &(usize, String)) -> Vec<(usize, String)> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::check_file;
     use super::*;
-
-    #[track_caller]
-    fn check(rule: super::super::Rule, path: &str, text: &str, expected: &[&str]) {
-        let findings: Vec<String> = rule(&Tree::from_files(&[(path, text)])).iter().map(Finding::to_string).collect();
-        assert_eq!(findings, expected, "{text}");
-    }
 
     #[test]
     fn a_long_sentence_of_a_document_is_found_and_code_tables_and_lists_are_not() {
         let long = "word ".repeat(MAX_WORDS + 1);
         let short = "word ".repeat(20);
         let rule = documents_have_plain_sentences;
-        check(
+        check_file(
             rule,
             "docs/a.md",
             &format!("# Title\n\nShort.\n{long}"),
             &["docs/a.md:3: a sentence of 31 words, expected at most 30"],
         );
-        check(rule, "docs/a.md", &format!("{short}.\n{short}: {short}\n\n- {short}\n- {short}\n1. {short}"), &[]);
-        check(rule, "docs/a.md", &format!("```text\n{long}\n```\n\n| {long} |\n\n`{long}` is one word."), &[]);
-        check(rule, "bench/a.md", &long, &[]);
-        check(rule, "a.rs", &long, &[]);
+        check_file(rule, "docs/a.md", &format!("{short}.\n{short}: {short}\n\n- {short}\n- {short}\n1. {short}"), &[]);
+        check_file(rule, "docs/a.md", &format!("```text\n{long}\n```\n\n| {long} |\n\n`{long}` is one word."), &[]);
+        check_file(rule, "bench/a.md", &long, &[]);
+        check_file(rule, "a.rs", &long, &[]);
     }
 
     #[test]
     fn a_long_cell_of_the_log_is_found() {
         let long = "word ".repeat(MAX_CELL_WORDS + 1);
         let rule = cells_of_the_log_are_short;
-        check(rule, LOG, "| one | two |\n| --- | --- |", &[]);
-        check(rule, LOG, &format!("\n| one | {long} |"), &["docs/LOG.md:2: a cell of 26 words, expected at most 25"]);
-        check(rule, "docs/a.md", &format!("| {long} |"), &[]);
+        check_file(rule, LOG, "| one | two |\n| --- | --- |", &[]);
+        check_file(
+            rule,
+            LOG,
+            &format!("\n| one | {long} |"),
+            &["docs/LOG.md:2: a cell of 26 words, expected at most 25"],
+        );
+        check_file(rule, "docs/a.md", &format!("| {long} |"), &[]);
     }
 
     #[test]
     fn a_sentence_whose_subject_is_a_what_clause_is_found_and_a_question_is_not() {
         let rule = documents_have_plain_sentences;
-        check(
+        check_file(
             rule,
             "a.md",
             "What is held counts.",
             &["a.md:1: a sentence that begins with \"What\": name the subject"],
         );
-        check(rule, "a.md", "What is held? Tensors.", &[]);
+        check_file(rule, "a.md", "What is held? Tensors.", &[]);
     }
 
     #[test]
     fn a_word_of_the_dialect_is_found_in_documents_and_help_alone() {
         let rule = documents_and_help_use_plain_words;
-        check(rule, "a.md", "\nthe foretold peak", &["a.md:2: says \"foretold\", expected \"predicted\""]);
-        check(
+        check_file(rule, "a.md", "\nthe foretold peak", &["a.md:2: says \"foretold\", expected \"predicted\""]);
+        check_file(
             rule,
             HELP[0],
             "/// held against it",
             &[&format!("{}:1: says \"held against\", expected \"compared with\"", HELP[0])],
         );
-        check(rule, "crates/t5/src/lib.rs", "// foretold", &[]);
+        check_file(rule, "crates/t5/src/lib.rs", "// foretold", &[]);
     }
 }

@@ -274,13 +274,8 @@ fn lines_of_code<'a>(source: &'a str, code: &'a str) -> impl Iterator<Item = usi
 
 #[cfg(test)]
 mod tests {
+    use super::super::check_file;
     use super::*;
-
-    #[track_caller]
-    fn check(rule: super::super::Rule, path: &str, source: &str, expected: &[&str]) {
-        let findings: Vec<String> = rule(&Tree::from_files(&[(path, source)])).iter().map(Finding::to_string).collect();
-        assert_eq!(findings, expected, "{path}: {source}");
-    }
 
     #[test]
     fn a_message_in_debug_form_is_found() {
@@ -296,36 +291,41 @@ mod tests {
     #[test]
     fn unsafe_is_found_where_a_crate_allows_it_to_itself() {
         let rule = unsafe_is_allowed_in_its_crates_only;
-        check(rule, "crates/heap/src/lib.rs", "#![allow(unsafe_code)]", &[]);
-        check(rule, "crates/t5/src/lib.rs", "// no allow(unsafe_code) here\nlet s = \"allow(unsafe_code)\";", &[]);
+        check_file(rule, "crates/heap/src/lib.rs", "#![allow(unsafe_code)]", &[]);
+        check_file(rule, "crates/t5/src/lib.rs", "// no allow(unsafe_code) here\nlet s = \"allow(unsafe_code)\";", &[]);
         let found = [
             "crates/t5/src/lib.rs:1: allows `unsafe`, which is left to crates/heap/, crates/tensor-storage/, \
              crates/cuda-device/, crates/t5-ops/, crates/cuda-kernels/, crates/candle-kernels/, crates/fault-points/, crates/will-it-fit/",
         ];
-        check(rule, "crates/t5/src/lib.rs", "#![allow(unsafe_code)]", &found);
+        check_file(rule, "crates/t5/src/lib.rs", "#![allow(unsafe_code)]", &found);
     }
 
     #[test]
     fn a_module_without_documentation_is_found() {
         let rule = every_module_opens_with_its_documentation;
-        check(rule, "a.rs", "//! A noun.\nfn f() {}", &[]);
-        check(rule, "a.rs", "fn f() {}", &["a.rs:1: expected the module's documentation, `//! ...`"]);
-        check(rule, "src/noun/tests.rs", "use super::*;", &[]);
-        check(rule, "a.py", "pass", &[]);
+        check_file(rule, "a.rs", "//! A noun.\nfn f() {}", &[]);
+        check_file(rule, "a.rs", "fn f() {}", &["a.rs:1: expected the module's documentation, `//! ...`"]);
+        check_file(rule, "src/noun/tests.rs", "use super::*;", &[]);
+        check_file(rule, "a.py", "pass", &[]);
     }
 
     #[test]
     fn a_long_file_is_found() {
-        check(files_fit_the_length_limit, "a.rs", &"\n".repeat(700), &[]);
-        check(files_fit_the_length_limit, "a.rs", &"\n".repeat(701), &["a.rs: expected at most 700 lines, got 701"]);
+        check_file(files_fit_the_length_limit, "a.rs", &"\n".repeat(700), &[]);
+        check_file(
+            files_fit_the_length_limit,
+            "a.rs",
+            &"\n".repeat(701),
+            &["a.rs: expected at most 700 lines, got 701"],
+        );
     }
 
     #[test]
     fn an_empty_name_is_found_in_directories_and_compounds() {
         let rule = files_are_named_for_what_they_hold;
-        check(rule, "crates/t5/src/commonly.rs", "", &[]);
-        check(rule, "src/string_utils.rs", "", &["src/string_utils.rs: `utils` does not say what is in it"]);
-        check(rule, "tests/common/mod.rs", "", &["tests/common/mod.rs: `common` does not say what is in it"]);
+        check_file(rule, "crates/t5/src/commonly.rs", "", &[]);
+        check_file(rule, "src/string_utils.rs", "", &["src/string_utils.rs: `utils` does not say what is in it"]);
+        check_file(rule, "tests/common/mod.rs", "", &["tests/common/mod.rs: `common` does not say what is in it"]);
     }
 
     #[test]
@@ -333,25 +333,25 @@ mod tests {
         let rule = files_are_changed_by_durable_files_only;
         let path = "crates/a/src/lib.rs";
         let found = ["crates/a/src/lib.rs:1: `fs::write` uses a file by its path; use `durable-files`"];
-        check(rule, path, "std::fs::write(path, text)?;", &found);
-        check(rule, path, "durable_files::write_atomic(path, text)?;", &[]);
+        check_file(rule, path, "std::fs::write(path, text)?;", &found);
+        check_file(rule, path, "durable_files::write_atomic(path, text)?;", &[]);
         let opened = ["crates/a/src/lib.rs:1: `File::open` uses a file by its path; use `regular-file`"];
-        check(rule, path, "File::open(path)?;", &opened);
-        check(rule, path, "regular_file::open(path)?; fs::read_to_string(\"/proc/self/maps\")", &[]);
+        check_file(rule, path, "File::open(path)?;", &opened);
+        check_file(rule, path, "regular_file::open(path)?; fs::read_to_string(\"/proc/self/maps\")", &[]);
         let listed = "directory.read_dir(); std::fs::canonicalize(path); std::fs::read_link(path); \
                       std::fs::metadata(path); path.symlink_metadata()";
         assert_eq!(rule(&Tree::from_files(&[(path, listed)])).len(), 5);
-        check(
+        check_file(
             rule,
             path,
             "regular_file::list(path)?; regular_file::metadata(path)?; file.metadata()?; std::fs::read_dir(\"/sys/devices\")",
             &[],
         );
-        check(rule, path, "AtomicFile::create(path)?;", &[]);
-        check(rule, path, "\n#[cfg(test)]\nmod tests { fn f() { std::fs::write(a, b); } }", &[]);
-        check(rule, "crates/a/src/tests.rs", "std::fs::write(path, text)?;", &[]);
-        check(rule, "crates/a/tests/all.rs", "std::fs::write(path, text)?;", &[]);
-        check(rule, "crates/durable-files/src/x.rs", "flock(file);", &[]);
+        check_file(rule, path, "AtomicFile::create(path)?;", &[]);
+        check_file(rule, path, "\n#[cfg(test)]\nmod tests { fn f() { std::fs::write(a, b); } }", &[]);
+        check_file(rule, "crates/a/src/tests.rs", "std::fs::write(path, text)?;", &[]);
+        check_file(rule, "crates/a/tests/all.rs", "std::fs::write(path, text)?;", &[]);
+        check_file(rule, "crates/durable-files/src/x.rs", "flock(file);", &[]);
         let calls = "File::create(p); File::create_new(p); fs::remove_dir_all(p); OpenOptions::new(); flock(f)";
         assert_eq!(rule(&Tree::from_files(&[(path, calls)])).len(), 5);
     }
@@ -360,9 +360,9 @@ mod tests {
     fn text_that_is_shown_elsewhere_is_found() {
         let rule = text_is_shown_in_one_place;
         let found = ["crates/a/src/lib.rs:1: `println!(`: use `report`, which makes text of others safe"];
-        check(rule, "crates/a/src/lib.rs", "println!(\"{row}\");", &found);
-        check(rule, "crates/a/src/lib.rs", "//! println!(\"{row}\");\nwriteln!(text)", &[]);
-        check(rule, "crates/command/src/screen/report.rs", "std::io::stdout().lock()", &[]);
+        check_file(rule, "crates/a/src/lib.rs", "println!(\"{row}\");", &found);
+        check_file(rule, "crates/a/src/lib.rs", "//! println!(\"{row}\");\nwriteln!(text)", &[]);
+        check_file(rule, "crates/command/src/screen/report.rs", "std::io::stdout().lock()", &[]);
         assert_eq!(
             rule(&Tree::from_files(&[("crates/a/src/lib.rs", "std::io::stdout().lock().write_all(b);")])).len(),
             1
@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn an_ignored_test_is_found() {
         let rule = no_test_is_ignored;
-        check(rule, "a.rs", "#[ignore = \"slow\"]\nfn f() {}", &["a.rs:1: `#[ignore]`: a test that does not run"]);
-        check(rule, "a.rs", "// no #[ignore] here\nfn f() {}", &[]);
+        check_file(rule, "a.rs", "#[ignore = \"slow\"]\nfn f() {}", &["a.rs:1: `#[ignore]`: a test that does not run"]);
+        check_file(rule, "a.rs", "// no #[ignore] here\nfn f() {}", &[]);
     }
 }
