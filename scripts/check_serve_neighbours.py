@@ -137,6 +137,11 @@ def kept_alive(server, own):
 def long_answers(server, own):
     """Sixteen connections that always wait for a long answer, of which each has four texts."""
     ask = post({"prompt": "a b c", "max_tokens": 256, "min_tokens": 256, "n": 4, "temperature": 1.0})
+    always_wait(server, own, ask)
+
+
+def always_wait(server, own, ask):
+    """Sixteen connections that ask again as soon as their answer comes."""
     streams = [None] * 16
     while True:
         for place, stream in enumerate(streams):
@@ -156,19 +161,7 @@ def flood(path, body, longest):
     """Sixteen connections that always wait for the answer to an accepted request. `body` makes it of the longest text that is accepted there."""
     def run(server, own):
         text = longest_text(server, own, path, body) if longest else "a b"
-        ask, streams = post(body([text] * texts_of_body(text)), path=path), [None] * 16
-        while True:
-            for place, stream in enumerate(streams):
-                if stream is not None and not select.select([stream], [], [], 0)[0]:
-                    continue
-                try:
-                    if stream is not None:
-                        answer(stream)
-                    stream = streams[place] = stream or connect(server, own)
-                    stream.sendall(ask)
-                except OSError:
-                    streams[place] = None
-            time.sleep(0.02)
+        always_wait(server, own, post(body([text] * texts_of_body(text)), path=path))
     return run
 
 
