@@ -533,7 +533,7 @@ pub(super) fn is_text(job: &Job) -> bool {
     job.options.wanted != Wanted::Answers
 }
 
-/// What is said of a prompt with more than `most` tokens.
+/// The error for a prompt with more than `most` tokens.
 fn too_long(job: &Job, most: usize) -> String {
     let what = match job.parameter() {
         "documents" => "a document has, with the query,",

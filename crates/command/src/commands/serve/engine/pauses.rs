@@ -61,7 +61,8 @@ impl Engine<'_> {
         self.stood_still += stood_still;
     }
 
-    /// Whether a text of so many tokens can be computed now: while a long text stands still, only short ones, and no texts beside others.
+    /// Whether a text with this number of tokens can be computed now. While a long text is paused, only short ones can; while anything else
+    /// is, none.
     pub(super) fn may_compute(&self, tokens: usize) -> bool {
         let most = self.loaded.batch_tokens();
         self.paused.as_ref().is_none_or(|pass| pass.tokens > most && tokens <= most)
